@@ -1,0 +1,1 @@
+"""What server and agent share: the model, its digests, and the wire."""
