@@ -6,6 +6,7 @@ learns who answered and as whom it was seen.
 
 import collections
 import contextlib
+import functools
 import queue
 import selectors
 import socket
@@ -99,11 +100,9 @@ class EchoServers:
                     command()
 
     def _add(self, name: str, port: int, protocol: Protocol, made: list[socket.socket]) -> None:
+        action = self._on_connection if protocol is Protocol.TCP else self._on_datagram
         for each in made:
-            if protocol is Protocol.TCP:
-                self._register(name, each, lambda each=each: self._on_connection(name, each, port))
-            else:
-                self._register(name, each, lambda each=each: self._on_datagram(name, each, port))
+            self._register(name, each, functools.partial(action, name, each, port))
 
     def _register(self, name: str, each: socket.socket, action: Callable[[], None]) -> None:
         each.setblocking(False)
@@ -115,9 +114,8 @@ class EchoServers:
             while True:
                 connection, peer = listener.accept()
                 answer = _answer(name, peer, port)
-                self._register(
-                    name, connection, lambda c=connection, a=answer: self._on_line(name, c, port, a)
-                )
+                action = functools.partial(self._on_line, name, connection, port, answer)
+                self._register(name, connection, action)
 
     def _on_line(self, name: str, connection: socket.socket, port: int, answer: bytes) -> None:
         try:
