@@ -19,6 +19,7 @@ READY = 1
 SERVING = 2
 TERMINATING = 4
 FALLBACK = SERVING | TERMINATING
+_RANKS = {READY | SERVING: 0, READY: 1, SERVING: 2, 0: 3}
 
 _FAMILIES = {"IPv4": Family.IPV4, "IPv6": Family.IPV6}
 
@@ -104,8 +105,8 @@ def parse_slice(piece: EndpointSlice) -> ParsedSlice:
 
 
 def rank(row: Row) -> int:
-    """Which of two entries for one endpoint counts: the lower. Ready, then serving, then neither."""
-    return 0 if row.conditions & READY else 1 if row.conditions & SERVING else 2
+    """Which of two entries for one endpoint counts: the lower. Ready before not ready, then serving."""
+    return _RANKS[row.conditions & (READY | SERVING)]
 
 
 def _rows(piece: EndpointSlice, family: Family, report: Report) -> dict[str, Row]:
