@@ -73,6 +73,7 @@ def test_an_endpoint_without_any_conditions_is_ready() -> None:
     assert cluster.backends(WEB, "n1").cluster == ["10.1.0.1:8080"]
 
 
+PROXY = LoadBalancerIngress(ip="1.2.3.4", ip_mode="Proxy")
 E1, E2, E3, E4, E5 = (f"10.0.1.{i}" for i in range(1, 6))
 
 
@@ -116,7 +117,7 @@ def test_ready_first_then_what_still_serves_in_the_cluster_and_on_the_node(
         (service(itp="Local", etp="Local", type="NodePort", ports=[port(node_port=30080)]), True),
         (service(itp="Local", type="LoadBalancer", ingress=["203.0.113.10"]), True),
         (
-            service(itp="Local", type="LoadBalancer", ingress=[LoadBalancerIngress(ip="1.2.3.4", ip_mode="Proxy")]),
+            service(itp="Local", type="LoadBalancer", ingress=[PROXY]),
             False,
         ),
     ],

@@ -167,6 +167,13 @@ def test_a_problem_is_new_once_and_stands_until_it_is_mended() -> None:
     assert [problem.reason for problem in cluster.step(bad).problems] == ["bad-address"]
 
 
+def test_a_second_problem_of_an_object_does_not_repeat_the_first() -> None:
+    cluster = Cluster(service(external_ips=["x"]))
+    assert [problem.detail for problem in cluster.step(service(external_ips=["x", "y"])).problems] == [
+        "externalIPs: not an IP address: 'y'"
+    ]
+
+
 @pytest.mark.parametrize(
     "event", [ObjectEvent("pods", "", "x", None), ObjectEvent("nodes", "", "x", service())]
 )

@@ -5,7 +5,7 @@ The winner is the same for every order of events and after a restart: a cluster 
 Service, then namespace, name and port name. Who loses its own cluster IP and port claims nothing at all.
 """
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -91,10 +91,9 @@ class Frontends:
         before = {frontend: self.winner(frontend) for frontend in touched}
         if old is not None:
             del self._claimants[key]
-            for frontend in (old.cluster, *old.others):
-                self._claims[frontend] = [claim for claim in self._claims[frontend] if claim.key != key]
-                if not self._claims[frontend]:
-                    del self._claims[frontend]
+            self._withdraw(old.cluster, old.claim)
+            for frontend in old.others:
+                self._withdraw(frontend, old.claim._replace(foreign=True))
         if new is not None:
             self._claimants[key] = new
             insort(self._claims.setdefault(new.cluster, []), new.claim)
@@ -102,6 +101,12 @@ class Frontends:
             for frontend in new.others:
                 insort(self._claims.setdefault(frontend, []), foreign)
         self._passed_on.update(f for f, winner in before.items() if self.winner(f) != winner)
+
+    def _withdraw(self, frontend: Frontend, claim: Claim) -> None:
+        claims = self._claims[frontend]
+        del claims[bisect_left(claims, claim)]
+        if not claims:
+            del self._claims[frontend]
 
     def _touched(self, key: ServiceKey, claimants: Iterable[_Claimant | None]) -> set[Frontend]:
         """Frontends whose winner can change: the claimant's own, and all of whoever it may revive or oust."""
