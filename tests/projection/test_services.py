@@ -229,3 +229,19 @@ def test_order_of_addresses_and_annotations_change_nothing() -> None:
     cluster = Cluster(service(external_ips=["203.0.113.1", "203.0.113.2"]))
     again = cluster.step(service(external_ips=["203.0.113.2", "203.0.113.1"], annotations={"x": "y"}))
     assert again.changes == {}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        service("a/b"),
+        service("a:b"),
+        service("a", namespace=""),
+        service("", namespace="a"),
+        service("x", ports=[port(80, "a/b")]),
+    ],
+)
+def test_a_name_that_no_key_can_hold_is_reported_and_holds_back_nothing(bad: Service) -> None:
+    cluster = Cluster(bad, service())
+    assert list(cluster.ports) == [WEB]
+    assert cluster.reasons() == ["bad-name"]

@@ -13,8 +13,8 @@ DELETION_TAINT = "ToBeDeletedByClusterAutoscaler"
 Problems = tuple[tuple[Reason, str], ...]
 
 
-def parse_node(node: Node) -> tuple[NodeInfo, Problems]:
-    """Project one Node; bad addresses and pod CIDRs are left out and told in the problems."""
+def parse_node(name: str, node: Node) -> tuple[NodeInfo, Problems]:
+    """Project one Node, known by that name; bad addresses and pod CIDRs are left out and reported."""
     meta, spec = node.metadata, node.spec
     problems: list[tuple[Reason, str]] = []
     addresses: dict[str, None] = {}
@@ -37,7 +37,7 @@ def parse_node(node: Node) -> tuple[NodeInfo, Problems]:
         pod_cidrs, bad = _cidrs(texts, "podCIDRs")
         problems += bad
     info = NodeInfo(
-        name=meta.name,
+        name=name,
         zone=(meta.labels or {}).get(ZONE_LABEL, ""),
         addresses=tuple(addresses),
         pod_cidrs=tuple(pod_cidrs),

@@ -15,6 +15,8 @@ class Reason(enum.StrEnum):
     WRONG_FAMILY = "wrong-family"
     """An address in whose family the Service has no cluster IP, or not of the slice's type."""
     NO_CLUSTER_IP = "no-cluster-ip"
+    BAD_NAME = "bad-name"
+    """No API server admits it, and it would not fit a resource's key."""
     BAD_PORT = "bad-port"
     BAD_PROTOCOL = "bad-protocol"
     DUPLICATE_PORT = "duplicate-port"

@@ -135,7 +135,7 @@ class Projector:
         info: NodeInfo | None = None
         problems: Problems = ()
         if node is not None:
-            info, problems = parse_node(node)
+            info, problems = parse_node(ref.name, node)
         self._problems.put(ref, problems)
         old = self._topology.put(ref.name, info)
         _record(changes, node_scope(ref.name), _NODE, old, info)
@@ -164,7 +164,7 @@ class Projector:
             self._problems.put(ref, ())
             self._trigger_times.pop(slice_key, None)
         else:
-            new, problems, trigger = parse_slice(piece)
+            new, problems, trigger = parse_slice(ref.namespace, ref.name, piece)
             self._problems.put(ref, problems)
             if trigger is None or new is None:
                 self._trigger_times.pop(slice_key, None)
@@ -187,7 +187,7 @@ class Projector:
     def _service(self, dirty: set[ServiceName], ref: ObjectRef, service: Service | None) -> None:
         name = ServiceName(ref.namespace, ref.name)
         old = self._services.get(name)
-        new = None if service is None else parse_service(service)
+        new = None if service is None else parse_service(name.namespace, name.name, service)
         if old == new:
             return
         dirty.add(name)

@@ -26,16 +26,17 @@ class ParsedService(NamedTuple):
     problems: tuple[tuple[Reason, str], ...]
 
 
-def parse_service(service: Service) -> ParsedService:
-    """Project one Service; what gives no rules gives no ports.
+def parse_service(namespace: str, object_name: str, service: Service) -> ParsedService:
+    """Project one Service, known by that namespace and name; what gives no rules gives no ports.
 
     ExternalName, headless and foreign (service-proxy-name) Services are not problems, they have no ports.
     """
     problems: list[tuple[Reason, str]] = []
     spec = service.spec
-    meta = service.metadata
     ports: list[ServicePort] = []
-    if _is_ours(service):
+    if not namespace or not object_name or set(namespace + object_name) & set("/:"):
+        problems.append((Reason.BAD_NAME, f"{namespace!r} / {object_name!r} cannot name a Service"))
+    elif _is_ours(service):
 
         def report(reason: Reason, detail: str) -> None:
             problems.append((reason, detail))
@@ -51,7 +52,7 @@ def parse_service(service: Service) -> ParsedService:
             vips = tuple(ip for ip in load_balancer[family] if ip != cluster_ip)
             externals = tuple(ip for ip in external[family] if ip != cluster_ip and ip not in vips)
             for name, protocol, port, node_port in specs:
-                key = service_key(ServicePortName(meta.namespace, meta.name, name, protocol, family))
+                key = service_key(ServicePortName(namespace, object_name, name, protocol, family))
                 ports.append(
                     ServicePort(
                         key=key,
@@ -72,7 +73,7 @@ def parse_service(service: Service) -> ParsedService:
             if family not in cluster_ips:
                 for ip in (*external[family], *load_balancer[family]):
                     report(Reason.WRONG_FAMILY, f"{ip}: the Service has no clusterIP of its family")
-    return ParsedService(tuple(ports), meta.creation_timestamp or "", tuple(problems))
+    return ParsedService(tuple(ports), service.metadata.creation_timestamp or "", tuple(problems))
 
 
 def _is_ours(service: Service) -> bool:
@@ -156,6 +157,8 @@ def _valid_ports(specs: Iterable[ServicePortSpec], report: Report) -> list[tuple
         protocol = parse_protocol(spec.protocol)
         if protocol is None:
             report(Reason.BAD_PROTOCOL, f"port {name!r}: protocol {spec.protocol!r}")
+        elif "/" in name:
+            report(Reason.BAD_NAME, f"port {name!r}")
         elif not 0 < spec.port <= 65535:
             report(Reason.BAD_PORT, f"port {name!r}: {spec.port}")
         elif (name, protocol) in ports:

@@ -73,8 +73,8 @@ class ParsedSlice(NamedTuple):
     """Unix seconds."""
 
 
-def parse_slice(piece: EndpointSlice) -> ParsedSlice:
-    """Reduce one EndpointSlice. What cannot be used is left out and told in the problems."""
+def parse_slice(namespace: str, name: str, piece: EndpointSlice) -> ParsedSlice:
+    """Reduce one EndpointSlice, known by that namespace and name; what cannot be used is reported."""
     meta = piece.metadata
     labels = meta.labels or {}
     family = _FAMILIES.get(piece.address_type)
@@ -93,13 +93,13 @@ def parse_slice(piece: EndpointSlice) -> ParsedSlice:
     rows = tuple([by_ip[ip] for ip in ips])
     members: dict[int, tuple[Endpoint, ...]] = {}
     ports: list[PortRows] = []
-    for name, protocol, number in _ports(piece, report):
+    for port_name, protocol, number in _ports(piece, report):
         shared = members.get(number)
         if shared is None:
             shared = members[number] = tuple([Endpoint(ip, number) for ip in ips])
-        ports.append(PortRows(name, protocol, shared))
+        ports.append(PortRows(port_name, protocol, shared))
     reduced = ReducedSlice(
-        ServiceName(sys.intern(meta.namespace), sys.intern(service)), meta.name, family, rows, tuple(ports)
+        ServiceName(sys.intern(namespace), sys.intern(service)), name, family, rows, tuple(ports)
     )
     return ParsedSlice(reduced, tuple(problems), _trigger_time(meta.annotations))
 
