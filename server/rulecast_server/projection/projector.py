@@ -289,7 +289,11 @@ def _record_port(changes: Changes, key: ServiceKey, old: _Emitted | None, new: _
         moved = True
         resource = ResourceId(Kind.LOCAL_ENDPOINTS, key)
         for node, was, now in _differences(old_sets.local, new_sets.local):
-            changes.setdefault(node_scope(node), {})[resource] = Change(was, now)
+            scope = node_scope(node)
+            held = changes.get(scope)
+            if held is None:
+                held = changes[scope] = {}
+            held[resource] = Change(was, now)
     if old_sets.serving != new_sets.serving:
         moved = True
         _record(changes, FLEET, ResourceId(Kind.SERVING_ENDPOINTS, key), old_sets.serving, new_sets.serving)

@@ -1,6 +1,6 @@
 """One Service object to its ports, as if no other Service existed (kube-proxy's newBaseServiceInfo)."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from rulecast.address import AddressError, canonical_cidr, canonical_ip, is_ipv6, is_unspecified
@@ -12,6 +12,8 @@ PROXY_NAME_LABEL = "service.kubernetes.io/service-proxy-name"
 DEFAULT_AFFINITY_SECONDS = 10800
 MAX_AFFINITY_SECONDS = 86400
 """The API's bound."""
+
+_NONE: Mapping[Family, tuple[str, ...]] = dict.fromkeys(Family, ())
 
 Report = Callable[[Reason, str], None]
 
@@ -71,7 +73,7 @@ def parse_service(namespace: str, object_name: str, service: Service) -> ParsedS
                 )
         for family in Family:
             if family not in cluster_ips:
-                for ip in (*external[family], *load_balancer[family]):
+                for ip in external[family] + load_balancer[family]:
                     report(Reason.WRONG_FAMILY, f"{ip}: the Service has no clusterIP of its family")
     return ParsedService(tuple(ports), service.metadata.creation_timestamp or "", tuple(problems))
 
@@ -108,14 +110,18 @@ def _ingress_ips(service: Service) -> list[str]:
     ]
 
 
-def _by_family(texts: Iterable[str], field: str, report: Report) -> dict[Family, tuple[str, ...]]:
+def _by_family(texts: Sequence[str], field: str, report: Report) -> Mapping[Family, tuple[str, ...]]:
+    if not texts:
+        return _NONE
     ips = {ip for text in texts if (ip := _address(text, field, report)) is not None}
     return {family: tuple(sorted(ip for ip in ips if _family(ip) is family)) for family in Family}
 
 
-def _source_ranges(spec: ServiceSpec, report: Report) -> dict[Family, tuple[str, ...]]:
+def _source_ranges(spec: ServiceSpec, report: Report) -> Mapping[Family, tuple[str, ...]]:
+    if not spec.load_balancer_source_ranges:
+        return _NONE
     ranges: set[str] = set()
-    for text in spec.load_balancer_source_ranges or ():
+    for text in spec.load_balancer_source_ranges:
         try:
             ranges.add(canonical_cidr(text))
         except AddressError as error:
