@@ -1,5 +1,6 @@
 """Probes: connections and datagrams from within namespaces, many at a time, and what became of them."""
 
+import contextlib
 import enum
 import errno
 import selectors
@@ -26,7 +27,7 @@ class Verdict(enum.StrEnum):
     REFUSED = "refused"
     """A reset, or an ICMP error that says that nobody listens."""
     DROPPED = "dropped"
-    """No answer within the timeout, or the kernel said at once that a filter ate it (EPERM)."""
+    """No answer within the timeout."""
     UNREACHABLE = "unreachable"
     """An ICMP error of routing: not a verdict of service rules, but of the network around them."""
 
@@ -133,7 +134,9 @@ class _Batch:
                 code = made.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 if code:
                     raise OSError(code, errno.errorcode.get(code, str(code)))
-                made.send(b"?\n")
+                with contextlib.suppress(PermissionError):
+                    # A filter of our own host ate it: silently, or with an ICMP error that comes now.
+                    made.send(b"?\n")
                 self._asked.add(index)
                 self._selector.modify(made, selectors.EVENT_READ, index)
                 return
@@ -175,8 +178,6 @@ def _failed(error: OSError) -> Answer:
     detail = error.strerror or str(error)
     if error.errno in (errno.ECONNREFUSED, errno.ECONNRESET):
         return Answer(Verdict.REFUSED, None, detail)
-    if error.errno == errno.EPERM:
-        return Answer(Verdict.DROPPED, None, detail)
     if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EACCES):
         return Answer(Verdict.UNREACHABLE, None, detail)
     raise error

@@ -162,7 +162,8 @@ class Lab:
         self._processes: list[subprocess.Popen[bytes]] = []
         self.servers = EchoServers()
         self.nodes: dict[str, Node] = {}
-        self._hosts: list[Host] = []
+        self.hosts: list[Host] = []
+        """All that hang on the fabric, nodes included."""
         atexit.register(self.close)
         try:
             self.fabric = Host(self, "fabric", _GATEWAY)
@@ -201,7 +202,7 @@ class Lab:
         """Add a node; everybody on the fabric learns the way to its pods and to its second addresses."""
         node = Node(self, name, len(self.nodes) + 1, zone)
         self._plug(node, list(node.second.values()))
-        for other in self._hosts:
+        for other in self.hosts:
             if other is not node:
                 other.namespace.ip(*_routes_to(node))
         self.nodes[name] = node
@@ -260,7 +261,7 @@ class Lab:
         host.namespace.ip(*commands)
         for address in second:
             host.add_address(address)
-        self._hosts.append(host)
+        self.hosts.append(host)
 
 
 def _routes_to(node: Node) -> list[str]:
