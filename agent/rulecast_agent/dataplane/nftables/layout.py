@@ -122,7 +122,9 @@ class LayoutCompiler:
             return "drop"
         if service.affinity_seconds:
             return affinity_chain(kind, layout)
-        return f"{nodeport}local-{count}-{local}" if kind == "local" else f"{nodeport}{kind}-{count}"
+        protocol = service.name.protocol.lower()
+        counts = f"{count}-{local}" if kind == "local" else f"{count}"
+        return f"{nodeport}{kind}-{protocol}-{counts}"
 
     def entries(self, layout: Layout) -> Iterator[tuple[str, bytes, Value]]:
         """The verdict and firewall elements of the service (those that are its alone)."""
@@ -168,7 +170,7 @@ class LayoutCompiler:
         if not service.has_endpoints or service.affinity_seconds:
             return found
         for frontend in layout.frontends:
-            set_name = names.NODEPORT_ENDPOINTS if frontend.role is Role.NODE_PORT else names.ENDPOINTS
+            set_name = names.slot_map(frontend.key)
             if frontend.role is Role.CLUSTER_IP and service.internal_local:
                 found[Run(set_name, frontend.key, 0)] = layout.local
                 continue

@@ -14,8 +14,6 @@ SERVICES = "services"
 NODEPORTS = "nodeports"
 NO_ENDPOINT_SERVICES = "no-endpoint-services"
 NO_ENDPOINT_NODEPORTS = "no-endpoint-nodeports"
-ENDPOINTS = "endpoints"
-NODEPORT_ENDPOINTS = "nodeport-endpoints"
 FIREWALL_IPS = "firewall-ips"
 FIREWALL_SELF = "firewall-self"
 CLUSTER_IPS = "cluster-ips"
@@ -29,6 +27,7 @@ LOCAL_OFFSET = 32768
 _PROTOCOL = {Protocol.TCP: b"\x06\0\0\0", Protocol.UDP: b"\x11\0\0\0", Protocol.SCTP: b"\x84\0\0\0"}
 _READABLE = re.compile(r"[^A-Za-z0-9-]+")
 
+PROTOCOL_NUMBER = {6: "tcp", 17: "udp", 132: "sctp"}
 NFPROTO = {Family.IPV4: 2, Family.IPV6: 10}
 WORD = {Family.IPV4: "ip", Family.IPV6: "ip6"}
 
@@ -48,8 +47,18 @@ def pack_frontend(address: str, protocol: Protocol, port: int) -> bytes:
 
 
 def pack_slot(frontend: bytes, slot: int) -> bytes:
-    """The key of one endpoint slot. numgen gives its number in host byte order."""
-    return frontend + slot.to_bytes(4, sys.byteorder)
+    """The key of one endpoint slot: the frontend without its protocol. numgen counts in host byte order."""
+    return frontend[:-8] + frontend[-4:] + slot.to_bytes(4, sys.byteorder)
+
+
+def slot_map(frontend: bytes) -> str:
+    """The map of a frontend's endpoint slots.
+
+    One a protocol: on a map declared with `th dport` as target, nft 1.0.6 refuses rules as soon as the map
+    comes from the kernel and not from the same script ("conflicting protocols"). The key is shorter by it.
+    """
+    prefix = "endpoints" if len(frontend) > 8 else "nodeport-endpoints"
+    return f"{prefix}-{PROTOCOL_NUMBER[frontend[-8]]}"
 
 
 def pack_endpoint(endpoint: Endpoint) -> bytes:

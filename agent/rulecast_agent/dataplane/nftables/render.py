@@ -14,7 +14,7 @@ from rulecast_agent.dataplane.nftables.rules import Chain, declare, set_shapes, 
 from rulecast_agent.kernel.nft_netlink import Value
 
 _CHUNK = 1000
-_PROTOCOL = {6: "tcp", 17: "udp", 132: "sctp"}
+_NODEPORT = (names.NODEPORTS, names.NO_ENDPOINT_NODEPORTS)
 _SELF = (names.FIREWALL_SELF, names.HAIRPIN)
 
 
@@ -30,7 +30,7 @@ def sample_script(family: Family, host: HostConfig) -> str:
     """Every form of rule and set that can be needed, under another table's name, for a trial only."""
     state = State(family=family, host=host)
     chains = dict(state.writer.fixed_chains())
-    for name in ("cluster-ip-2", "external-2", "local-2-2", "nodeport-local-2-2"):
+    for name in ("cluster-ip-tcp-2", "external-udp-2", "local-sctp-2-2", "nodeport-local-tcp-2-2"):
         chain = state.writer.pick_chain(name)
         assert chain is not None
         chains[name] = chain
@@ -88,19 +88,18 @@ def element_text(set_name: str, family: Family, key: bytes, value: Value) -> str
     width = 4 if family is Family.IPV4 else 16
     fields = []
     rest = key
-    addresses = (
-        2 if set_name in _SELF else 0 if set_name in (names.NODEPORTS, names.NO_ENDPOINT_NODEPORTS) else 1
-    )
-    if set_name == names.NODEPORT_ENDPOINTS:
-        addresses = 0
-    for _ in range(addresses):
+    slots = "endpoints-" in set_name
+    nodeport = set_name.startswith("nodeport-endpoints-") or set_name in _NODEPORT
+    for _ in range(2 if set_name in _SELF else 0 if nodeport else 1):
         fields.append(str(ipaddress.ip_address(rest[:width])))
         rest = rest[width:]
+    if rest and not slots:
+        fields.append(names.PROTOCOL_NUMBER.get(rest[0], str(rest[0])))
+        rest = rest[4:]
     if rest:
-        fields += [_PROTOCOL.get(rest[0], str(rest[0])), str(int.from_bytes(rest[4:6], "big"))]
-        rest = rest[8:]
-    if rest:
-        fields.append(str(int.from_bytes(rest, sys.byteorder)))
+        fields.append(str(int.from_bytes(rest[:2], "big")))
+    if slots:
+        fields.append(str(int.from_bytes(rest[4:], sys.byteorder)))
     text = " . ".join(fields)
     if value is None:
         return text

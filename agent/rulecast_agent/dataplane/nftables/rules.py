@@ -13,7 +13,7 @@ from rulecast_agent.dataplane.nftables.names import WORD
 LAYOUT_VERSION = 1
 """Part of every rule's fingerprint: another version rewrites all rules, in one transaction."""
 
-_PICK = re.compile(r"(nodeport-)?(?:(cluster-ip|external)-(\d+)|local-(\d+)-(\d+))")
+_PICK = re.compile(r"(nodeport-)?(?:(cluster-ip|external)|local)-(tcp|udp|sctp)-(\d+)(?:-(\d+))?")
 _HOOK_NUMBER = {"prerouting": 0, "input": 1, "forward": 2, "output": 3, "postrouting": 4}
 
 
@@ -59,18 +59,24 @@ def set_shapes(family: Family) -> dict[str, SetShape]:
     def plain(key: str, length: int) -> SetShape:
         return SetShape(f"set NAME {{ typeof {key}; }}", False, length, 0)
 
-    # Not th dport: rules on a map of that type, once the kernel has it, are refused by nft 1.0.6
-    # ("conflicting protocols"). Only the widths count; rules match every protocol.
-    endpoint = f"{ip} daddr . tcp dport"
     slot = "numgen random mod 65536"
+    slots = {
+        name: table_map(
+            f"{key}{protocol} dport . {slot}", length, f"{ip} daddr . {protocol} dport", width + 4
+        )
+        for protocol in names.PROTOCOL_NUMBER.values()
+        for name, key, length in (
+            (f"endpoints-{protocol}", f"{ip} daddr . ", width + 8),
+            (f"nodeport-endpoints-{protocol}", "", 8),
+        )
+    }
     return {
         names.SERVICES: table_map(service, width + 8, "verdict", verdict),
         names.NODEPORTS: table_map(nodeport, 8, "verdict", verdict),
         names.NO_ENDPOINT_SERVICES: table_map(service, width + 8, "verdict", verdict),
         names.NO_ENDPOINT_NODEPORTS: table_map(nodeport, 8, "verdict", verdict),
         names.FIREWALL_IPS: table_map(service, width + 8, "verdict", verdict),
-        names.ENDPOINTS: table_map(f"{service} . {slot}", width + 12, endpoint, width + 4),
-        names.NODEPORT_ENDPOINTS: table_map(f"{nodeport} . {slot}", 12, endpoint, width + 4),
+        **slots,
         names.FIREWALL_SELF: plain(f"{ip} saddr . {service}", 2 * width + 8),
         names.HAIRPIN: plain(f"{ip} saddr . {service}", 2 * width + 8),
         names.CLUSTER_IPS: plain(f"{ip} daddr", width),
@@ -137,17 +143,16 @@ class RuleWriter:
     def pick_chain(self, name: str) -> Chain | None:
         """The chain of an endpoint count, from its name alone; None when `name` is not such a chain's.
 
-        `cluster-ip-N`, `external-N`, `local-N-M`, and with `nodeport-` in front the same for node ports.
+        `cluster-ip-PROTOCOL-N`, `external-PROTOCOL-N`, `local-PROTOCOL-N-M`, and with `nodeport-` in front the same for node ports.
         """
         match = _PICK.fullmatch(name)
-        if match is None:
+        if match is None or bool(match[2]) == bool(match[5]):
             return None
-        nodeport = match[1] is not None
+        nodeport, protocol, count = match[1] is not None, match[3], int(match[4])
         if match[2]:
-            pick = self._dnat(nodeport, int(match[3]))
-            return Chain((*self.masquerade(match[2]), pick))
-        cluster = self._dnat(nodeport, int(match[4])) if int(match[4]) else "drop"
-        local = self._dnat(nodeport, int(match[5]), names.LOCAL_OFFSET) if int(match[5]) else "drop"
+            return Chain((*self.masquerade(match[2]), self._dnat(nodeport, protocol, count)))
+        cluster = self._dnat(nodeport, protocol, count) if count else "drop"
+        local = self._dnat(nodeport, protocol, int(match[5]), names.LOCAL_OFFSET) if int(match[5]) else "drop"
         return Chain(self.local_policy(cluster, local))
 
     def masquerade(self, kind: str) -> tuple[str, ...]:
@@ -170,9 +175,9 @@ class RuleWriter:
         """Drops every source that is not in `ranges` (collapsed, not empty)."""
         return Chain((f"{self._ip} saddr != {{ {', '.join(ranges)} }} drop",))
 
-    def _dnat(self, nodeport: bool, count: int, offset: int = 0) -> str:
-        key = "meta l4proto . th dport" if nodeport else self._service
-        name = names.NODEPORT_ENDPOINTS if nodeport else names.ENDPOINTS
+    def _dnat(self, nodeport: bool, protocol: str, count: int, offset: int = 0) -> str:
+        key = f"{protocol} dport" if nodeport else f"{self._ip} daddr . {protocol} dport"
+        name = f"nodeport-endpoints-{protocol}" if nodeport else f"endpoints-{protocol}"
         number = f"numgen random mod {count}" + (f" offset {offset}" if offset else "")
         return f"dnat {self._ip} to {key} . {number} map @{name}"
 

@@ -127,6 +127,8 @@ class FamilyTable:
 
     def intact(self) -> bool:
         """Whether chains, rules, sets and, where the kernel tells, element counts are ours."""
+        if not self._socket.has_table(self._nfproto, names.TABLE):
+            return False
         chains, comments, sets = self._structure()
         desired = {**self.state.desired_chains(), **self.state.writer.base_chains()}
         for name, chain in desired.items():
@@ -321,9 +323,7 @@ class FamilyTable:
             local: list[Endpoint] = []
             service = layout.view.service
             for frontend in layout.frontends:
-                elements = found.get(
-                    names.NODEPORT_ENDPOINTS if frontend.role is Role.NODE_PORT else names.ENDPOINTS, {}
-                )
+                elements = found.get(names.slot_map(frontend.key), {})
                 internal = frontend.role is Role.CLUSTER_IP and service.internal_local
                 if internal:
                     local = local or _slots(elements, frontend.key, 0, layout.local)
