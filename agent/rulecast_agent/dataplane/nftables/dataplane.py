@@ -224,8 +224,8 @@ class NftablesDataplane:
             findings = table.converge()
             found.count += findings.count
             found.lines += findings.lines
-            for key in findings.errors:
-                self._owed.setdefault(key, None)
+            for key, view in findings.dropped.items():
+                self._owed.setdefault(key, view)
         self._end(before)
         self._unknown = False
         self._full_check_due = False

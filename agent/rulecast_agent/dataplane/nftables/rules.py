@@ -141,9 +141,9 @@ class RuleWriter:
         return {names.REJECT_CHAIN: Chain(("reject",))}
 
     def pick_chain(self, name: str) -> Chain | None:
-        """The chain of an endpoint count, from its name alone; None when `name` is not such a chain's.
+        """The chain of an endpoint count, from its name alone; None for any other name.
 
-        `cluster-ip-PROTOCOL-N`, `external-PROTOCOL-N`, `local-PROTOCOL-N-M`, and with `nodeport-` in front the same for node ports.
+        `cluster-ip-PROTOCOL-N`, `external-PROTOCOL-N`, `local-PROTOCOL-N-M`; for node ports with `nodeport-`.
         """
         match = _PICK.fullmatch(name)
         if match is None or bool(match[2]) == bool(match[5]):

@@ -44,6 +44,9 @@ class Findings(msgspec.Struct):
     count: int = 0
     operations: int = 0
     errors: dict[ServiceKey, str] = msgspec.field(default_factory=dict)
+    dropped: dict[ServiceKey, ServiceView] = msgspec.field(default_factory=dict)
+    """Services with an error that had to be taken out of the state."""
+    mended: bool = False
 
     def add(self, line: str) -> None:
         """Count one difference and word it while there is room."""
@@ -98,10 +101,22 @@ class FamilyTable:
             self._write(plan)
         except (NftRefused, Refused) as refused:
             codes = {code for _, code in refused.failures} if isinstance(refused, Refused) else set()
-            # The kernel may not have what we believe: mend that, then see whether it still refuses.
-            if codes & {errno.ENOENT, errno.EEXIST} and self.converge().count:
-                self._change(changes, findings)
-                return
+            # The kernel may not have what we believe: mend that once, then see whether it still refuses.
+            if codes & {errno.ENOENT, errno.EEXIST} and not findings.mended:
+                findings.mended = True
+                if self.converge().count:
+                    self._change(changes, findings)
+                    return
+            bad = self._refused_chains(plan) if isinstance(refused, NftRefused) else {}
+            if bad:
+                for key, layout in plan.layouts.items():
+                    hit = bad.keys() & self.state.objects(layout)[0].keys() if layout else ()
+                    for name in hit:
+                        findings.errors[key] = bad[name]
+                rest = {key: view for key, view in changes.items() if key not in findings.errors}
+                if rest and len(rest) < len(changes):
+                    self._change(rest, findings)
+                    return
             if len(changes) == 1:
                 findings.errors[next(iter(changes))] = str(refused)
                 return
@@ -111,6 +126,18 @@ class FamilyTable:
             return
         findings.operations += plan.operations
         self._note_unused(self.state.merge(plan))
+
+    def _refused_chains(self, plan: Plan) -> dict[str, str]:
+        """Shared chains that are refused by themselves: halving would try every service that needs them."""
+        bad = {}
+        for name, chain in plan.chains.items():
+            if self.state.writer.pick_chain(name) is not None:
+                try:
+                    lines = [*create_table(self.family), *write_chains(self.family, {name: chain})]
+                    self._nft.run("\n".join(lines) + "\n", check=True)
+                except NftRefused as refused:
+                    bad[name] = str(refused)
+        return bad
 
     def rehost(self, host: HostConfig) -> Findings:
         """Compile for another host configuration and write what differs."""
@@ -313,6 +340,7 @@ class FamilyTable:
 
         attempt(list(groups))
         if findings.errors:
+            findings.dropped = {key: self.state.layouts[key].view for key in findings.errors}
             self._note_unused(self.state.merge(self.state.plan(dict.fromkeys(findings.errors))))
 
     def _take_slots(self, found: Elements) -> None:

@@ -1,0 +1,45 @@
+"""A network namespace of its own for each kernel test."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+
+import pytest
+from pyroute2 import netns
+
+from rulecast_agent.dataplane.nftables.dataplane import NftablesDataplane
+
+
+@pytest.fixture
+def namespace() -> Iterator[str]:
+    """A fresh namespace; the test runs inside it."""
+    if os.geteuid() != 0 or shutil.which("nft") is None:
+        pytest.skip("needs root and nft")
+    name = f"rcnft{os.getpid()}"
+    subprocess.run(["ip", "netns", "add", name], check=True)
+    netns.pushns(name)
+    try:
+        yield name
+    finally:
+        netns.popns()
+        subprocess.run(["ip", "netns", "del", name], check=True)
+
+
+@pytest.fixture
+def make(namespace: str) -> Iterator[Callable[..., NftablesDataplane]]:
+    """Makes dataplanes inside the namespace and closes them."""
+    made: list[NftablesDataplane] = []
+
+    def build(**options: object) -> NftablesDataplane:
+        made.append(NftablesDataplane(**options))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield build
+    for dataplane in made:
+        dataplane.close()
+
+
+def nft(*arguments: str) -> str:
+    """Run nft in the current namespace."""
+    return subprocess.run(["nft", *arguments], check=True, capture_output=True, text=True).stdout
