@@ -1,10 +1,9 @@
 """nf_tables over netlink, for what the nft command is slow at: elements in bulk, and reading back.
 
 Only element messages and dumps are packed here; rules are compiled by nft. Layouts follow
-linux/netfilter/nf_tables.h. What decided it, at 10,000 services with 3 endpoints: one replaced element takes
-16 ms through the command, 8 to 12 of them waiting until the kernel has freed what was deleted, against 0.2 ms;
-listing takes 1.1 s against 0.1 s; and nft first lists every table of the host, foreign ones too
-(kubernetes/kubernetes#136786).
+linux/netfilter/nf_tables.h. Why, at 10,000 services with 3 endpoints: one replaced element takes
+16 ms through the command (8 to 12 of them until the kernel has freed what was deleted) against 0.4 ms; listing
+takes 1.1 s against 0.1 s; and nft first lists every table of the host (kubernetes/kubernetes#136786).
 """
 
 import errno
@@ -37,6 +36,7 @@ _SOL_NETLINK = 270
 _NETLINK_CAP_ACK = 10
 _SO_SNDBUFFORCE = 32
 _SO_RCVBUFFORCE = 33
+_DUMP_ATTEMPTS = 20
 _MESSAGE_LIMIT = 60_000
 """An attribute's length has 16 bits, so one message carries less than 64 KiB of elements."""
 
@@ -168,7 +168,7 @@ class NftSocket:
     def has_table(self, family: int, table: str) -> bool:
         """Whether the table exists; no other table is listed."""
         try:
-            list(self._request(_GETTABLE, family, _text(1, table), flags=_REQUEST))
+            self._request(_GETTABLE, family, _text(1, table), flags=_REQUEST)
         except NetlinkError as error:
             if error.code in (errno.ENOENT, errno.EAFNOSUPPORT):
                 return False
@@ -302,27 +302,37 @@ class NftSocket:
 
     def _request(
         self, kind: int, family: int, body: bytes, flags: int = _REQUEST | _DUMP
-    ) -> Iterator[memoryview]:
-        """One request's answers, without their headers. A dump that a commit interrupted raises EINTR."""
+    ) -> Sequence[memoryview]:
+        """One request's answers, without their headers. A dump that a commit interrupted is made again."""
+        for _ in range(_DUMP_ATTEMPTS):
+            answers = self._ask(kind, family, body, flags)
+            if answers is not None:
+                return answers
+        raise NetlinkError(errno.EINTR, "nf_tables dump changed each time it was read")
+
+    def _ask(self, kind: int, family: int, body: bytes, flags: int) -> list[memoryview] | None:
+        """None when interrupted; read to its end even so, or the socket refuses the next dump."""
         sequence = self._next()
         header = _HEADER.pack(20 + len(body), _SUBSYSTEM | kind, flags, sequence, 0)
         self._send(header + _GENMSG.pack(family, 0, 0) + body)
         dump = flags & _DUMP
         answers: list[memoryview] = []
+        interrupted = False
         while True:
             for answer, answer_flags, number, data in self._receive():
                 if number != sequence:
                     continue
+                interrupted = interrupted or bool(dump and answer_flags & _INTERRUPTED)
                 if answer == _NLMSG_ERROR:
                     code = -struct.unpack_from("=i", data)[0]
+                    if dump and code == errno.EINTR:
+                        return None
                     raise NetlinkError(code, "nf_tables request")
-                if dump and answer_flags & _INTERRUPTED:
-                    raise NetlinkError(errno.EINTR, "nf_tables dump changed while it was read")
                 if answer == _NLMSG_DONE:
-                    return iter(answers)
+                    return None if interrupted else answers
                 answers.append(data[4:])
                 if not dump:
-                    return iter(answers)
+                    return answers
 
     def _send(self, data: bytes) -> None:
         try:

@@ -144,6 +144,8 @@ class NftablesDataplane:
             raise DataplaneError(f"nftables: {error}") from error
         self._started = True
         self._unknown = False
+        # Somebody may have committed between our own transactions of the load; it is looked at once later.
+        self._full_check_due = True
         self._last_full = self._clock()
         self._owed = {key: views[key] for key in errors}
         return self._receipt(begin, errors, operations)

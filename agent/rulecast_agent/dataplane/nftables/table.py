@@ -19,7 +19,6 @@ from rulecast_agent.kernel.nft import Execer, NftRefused
 from rulecast_agent.kernel.nft_netlink import (
     ChainInfo,
     ElementMessage,
-    NetlinkError,
     NftSocket,
     Refused,
     SetInfo,
@@ -384,17 +383,11 @@ class FamilyTable:
             self._unused[name] = now
 
     def _structure(self) -> tuple[dict[str, ChainInfo], dict[str, list[str]], dict[str, SetInfo]]:
-        for attempt in range(5):
-            try:
-                return (
-                    self._socket.chains(self._nfproto, names.TABLE),
-                    self._socket.rule_comments(self._nfproto, names.TABLE),
-                    self._socket.sets(self._nfproto, names.TABLE),
-                )
-            except NetlinkError as error:
-                if error.code != errno.EINTR or attempt == 4:
-                    raise
-        raise AssertionError
+        return (
+            self._socket.chains(self._nfproto, names.TABLE),
+            self._socket.rule_comments(self._nfproto, names.TABLE),
+            self._socket.sets(self._nfproto, names.TABLE),
+        )
 
     def _run(self, lines: list[str]) -> None:
         self._nft.run("\n".join(lines) + "\n")
