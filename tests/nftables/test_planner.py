@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rulecast.model import Endpoint, Family, ServiceKey
@@ -84,7 +84,7 @@ def slots(elements: Mapping[tuple[str, bytes], Value]) -> dict[tuple[str, bytes,
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(STEPS)
 def test_any_sequence_ends_as_compiled_from_scratch(
     steps: list[tuple[ServiceKey, ServiceView | None]],
@@ -110,7 +110,7 @@ def test_any_sequence_ends_as_compiled_from_scratch(
         assert name == names.REJECT_CHAIN or kernel.chains[name] == chain.rules
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(services(KEYS[0]), min_size=1, max_size=5))
 def test_a_view_that_is_there_already_needs_nothing(views: list[ServiceView | None]) -> None:
     state = State(family=Family.IPV4, host=HOST)

@@ -2,7 +2,7 @@
 
 import ipaddress
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 
 from rulecast.model import Family, ServiceKey
 from rulecast.view import ServiceView
@@ -55,13 +55,13 @@ def create_table(family: Family) -> list[str]:
     return [f'add table {word} {names.TABLE} {{ comment "{owner}"; }}', *declare(family, shapes)]
 
 
-def write_chains(family: Family, chains: Mapping[str, Chain]) -> Iterator[str]:
-    """The lines that write chains which may go to each other."""
+def write_chains(family: Family, chains: Mapping[str, Chain], present: Container[str] = ()) -> Iterator[str]:
+    """The lines that write chains which may go to each other; `present` ones may hold rules already."""
     for name, chain in chains.items():
         if chain.hook is None:
             yield f"add chain {names.WORD[family]} {names.TABLE} {name}"
     for name, chain in chains.items():
-        yield from write_chain(family, name, chain)
+        yield from write_chain(family, name, chain, flush=name in present)
 
 
 def script(state: State) -> Iterator[str]:

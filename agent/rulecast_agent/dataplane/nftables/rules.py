@@ -194,14 +194,19 @@ class RuleWriter:
         return ""
 
 
-def write_chain(family: Family, name: str, chain: Chain) -> list[str]:
-    """The lines that put the chain's rules in place of whatever it holds."""
+def write_chain(family: Family, name: str, chain: Chain, *, flush: bool) -> list[str]:
+    """The lines that create the chain with its rules, or with `flush` put them in place of what it holds.
+
+    A flush makes the command wait until the kernel has freed what went: 28 ms against 5 ms.
+    """
     at = f"{WORD[family]} {names.TABLE} {name}"
     hook = ""
     if chain.hook:
         kind, where, priority = chain.hook
         hook = f" {{ type {kind} hook {where} priority {priority}; policy accept; }}"
-    lines = [f"add chain {at}{hook}", f"flush chain {at}"]
+    lines = [f"add chain {at}{hook}"]
+    if flush:
+        lines.append(f"flush chain {at}")
     lines += [
         f'add rule {at} {rule} comment "{mark}"'
         for rule, mark in zip(chain.rules, chain.fingerprint, strict=True)

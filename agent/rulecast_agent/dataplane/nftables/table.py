@@ -1,6 +1,7 @@
 """One family's table in the kernel: load or adopt, change, read back and mend."""
 
 import errno
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 
@@ -25,6 +26,7 @@ from rulecast_agent.kernel.nft_netlink import (
     Value,
 )
 
+_log = logging.getLogger(__name__)
 LOAD_CHUNK = 2500
 """Services a transaction while nothing is hooked: bounds memory, costs no time (measured)."""
 UNUSED_SECONDS = 10.0
@@ -124,6 +126,9 @@ class FamilyTable:
                 self._change({key: changes[key] for key in half}, findings)
             return
         findings.operations += plan.operations
+        for key, layout in plan.layouts.items():
+            if layout and max(len(layout.view.cluster), len(layout.view.local)) > names.LOCAL_OFFSET:
+                _log.warning("%s: endpoints beyond the first %d get no traffic", key, names.LOCAL_OFFSET)
         self._note_unused(self.state.merge(plan))
 
     def _refused_chains(self, plan: Plan) -> dict[str, str]:
@@ -200,6 +205,7 @@ class FamilyTable:
         lines += declare(self.family, missing)
         desired = {**self.state.desired_chains(), **self.state.writer.base_chains()}
         write: dict[str, Chain] = {}
+        moved: set[str] = set()
         at = f"{names.WORD[self.family]} {names.TABLE}"
         for name, chain in desired.items():
             info = chains.get(name)
@@ -210,12 +216,13 @@ class FamilyTable:
                     return self._rebuild(f"chain {name} is hooked")
                 findings.add(f"chain {name} is hooked elsewhere")
                 lines += [f"flush chain {at} {name}", f"delete chain {at} {name}"]
+                moved.add(name)
             elif tuple(comments.get(name, ())) != chain.fingerprint:
                 findings.add(f"rules of chain {name} differ")
             else:
                 continue
             write[name] = chain
-        lines += write_chains(self.family, write)
+        lines += write_chains(self.family, write, present=chains.keys() - moved)
         if lines:
             self._run(lines)
         self.state.written = {name: chain.fingerprint for name, chain in desired.items() if not chain.hook}
@@ -366,7 +373,8 @@ class FamilyTable:
         new_sets = [n for n, d in plan.affinity_sets.items() if d > 0 and n not in self.state.affinity_sets]
         if plan.chains or new_sets:
             lines = declare(self.family, dict.fromkeys(new_sets, affinity_set(self.family)))
-            lines += write_chains(self.family, plan.chains)
+            present = self.state.written.keys() | self._unused.keys()
+            lines += write_chains(self.family, plan.chains, present=present)
             self._run(lines)
             for name, chain in plan.chains.items():
                 self.state.written[name] = chain.fingerprint
