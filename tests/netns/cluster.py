@@ -119,8 +119,8 @@ class Cluster:
         """Run a node's agent with other flags for the length of the block."""
         self.stop_agent(node)
         self.start_agent(node, *flags, defaults=defaults)
-        self.wait_for_agents()
         try:
+            self.wait_for_agents()
             yield
         finally:
             self.stop_agent(node)

@@ -1,5 +1,6 @@
 """Rows of the semantics tables: who asks for what, and who must answer, seen as whom."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -24,6 +25,12 @@ BLOCKED_IP = {Family.IPV4: "198.51.100.200", Family.IPV6: "2001:db8:51::200"}
 
 # The chance that n probes miss one of k equal backends, k(1-1/k)**n, is below one in a million.
 _ENOUGH = {1: 6, 2: 22, 3: 37, 4: 54}
+
+
+# A refusal has to answer the first packet. kube-proxy's does not do that for TCP over IPv6: the ICMPv6 error
+# meets a socket that connect() still holds, and only the answer to the second SYN, a second later, counts.
+_REFUSAL = 2.0 if "KUBE_PROXY" in os.environ else 0.9
+_TIMEOUT = {Verdict.REACHED: 2.0, Verdict.REFUSED: _REFUSAL, Verdict.DROPPED: 0.4}
 
 
 @dataclass(frozen=True)
@@ -135,7 +142,7 @@ def probes(cluster: Cluster, row: Row, service: Svc, family: Family, protocol: P
     host, source = client_of(cluster, row, service, family)
     reached = row.expected.verdict is Verdict.REACHED
     address, port = destination(cluster, row, service, family, protocol)
-    timeout = 0.4 if row.expected.verdict is Verdict.DROPPED else 2.0
+    timeout = _TIMEOUT[row.expected.verdict]
     number = _ENOUGH[len(row.expected.backends)] if reached else 4
     return [Probe(host.namespace, address, port, protocol, source, timeout=timeout)] * number
 

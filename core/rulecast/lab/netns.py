@@ -5,6 +5,7 @@ import ctypes
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -46,7 +47,7 @@ def owner_prefix() -> str:
 
 
 def reclaim() -> list[str]:
-    """Delete the namespaces of labs whose process is gone; return their names."""
+    """End and delete what labs whose process is gone left behind; return the namespaces' names."""
     if not _RUN.is_dir():
         return []
     stale = []
@@ -54,8 +55,18 @@ def reclaim() -> list[str]:
         owner = _NAME.fullmatch(path.name)
         if owner and _start_time(int(owner[1])) != owner[2]:
             stale.append(path.name)
+    for name in stale:
+        _end_processes(name)
     delete(stale)
     return stale
+
+
+def _end_processes(name: str) -> None:
+    """Kill what a dead lab's process left running in a namespace; a namespace lives on with its processes."""
+    result = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False)
+    for pid in result.stdout.split():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
 
 
 def delete(names: Iterable[str]) -> None:

@@ -51,7 +51,7 @@ class Probe(msgspec.Struct, frozen=True):
     source: str | None = None
     """Bind to this address; None: whatever the route prefers."""
     source_port: int = 0
-    timeout: float = 1.0
+    timeout: float = 0.9
     """Seconds. Below a second, so that no lost SYN is sent again and the verdict is that of one packet."""
 
 
