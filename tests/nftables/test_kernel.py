@@ -1,6 +1,7 @@
 """The dataplane against a real kernel, in a network namespace of its own."""
 
 import contextlib
+import re
 import socket
 import subprocess
 from collections.abc import Callable
