@@ -4,7 +4,7 @@ import contextlib
 import re
 import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -301,14 +301,25 @@ def local_backends(namespace: str) -> None:
         subprocess.run(["ip", *command.split()], check=True)
 
 
-def listeners(kind: int = socket.SOCK_STREAM) -> list[socket.socket]:
-    made = []
-    for i in (1, 2, 3):
-        made.append(socket.socket(socket.AF_INET, kind))
-        made[-1].bind((f"10.180.0.{i}", 8080))
-        if kind == socket.SOCK_STREAM:
-            made[-1].listen(64)
-    return made
+Listen = Callable[[int], list[socket.socket]]
+
+
+@pytest.fixture
+def listen(local_backends: None) -> Iterator[Listen]:
+    """Opens the three backends' sockets; they are closed at the end."""
+    made: list[socket.socket] = []
+
+    def build(kind: int) -> list[socket.socket]:
+        for i in (1, 2, 3):
+            made.append(socket.socket(socket.AF_INET, kind))
+            made[-1].bind((f"10.180.0.{i}", 8080))
+            if kind == socket.SOCK_STREAM:
+                made[-1].listen(64)
+        return made
+
+    yield build
+    for server in made:
+        server.close()
 
 
 def connect(address: str, port: int) -> None:
@@ -331,23 +342,19 @@ def accepted(servers: list[socket.socket]) -> list[int]:
     return counts
 
 
-@pytest.mark.usefixtures("local_backends")
-def test_tcp_reaches_every_endpoint(make: Make) -> None:
+def test_tcp_reaches_every_endpoint(make: Make, listen: Listen) -> None:
     make().apply(update(VIEWS, full=True), HOST)
-    servers = listeners()
+    servers = listen(socket.SOCK_STREAM)
     for _ in range(60):
         connect("172.30.0.41", 80)
     counts = accepted(servers)
-    for server in servers:
-        server.close()
     assert sum(counts) == 60
     assert min(counts) > 4
 
 
-@pytest.mark.usefixtures("local_backends")
-def test_udp_reaches_an_endpoint(make: Make) -> None:
+def test_udp_reaches_an_endpoint(make: Make, listen: Listen) -> None:
     make().apply(update(VIEWS, full=True), HOST)
-    servers = listeners(socket.SOCK_DGRAM)
+    servers = listen(socket.SOCK_DGRAM)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
         client.sendto(b"x", ("172.30.0.41", 80))
     got = 0
@@ -369,11 +376,10 @@ def test_no_endpoints_and_wrong_ports_are_refused(make: Make, address: str, port
         connect(address, port)
 
 
-@pytest.mark.usefixtures("local_backends")
-def test_clients_stay_with_their_endpoint_over_changes_and_restarts(make: Make) -> None:
+def test_clients_stay_with_their_endpoint_over_changes_and_restarts(make: Make, listen: Listen) -> None:
     dataplane = make()
     dataplane.apply(update(VIEWS, full=True), HOST)
-    servers = listeners()
+    servers = listen(socket.SOCK_STREAM)
     for _ in range(20):
         connect("172.30.0.46", 80)
     first = accepted(servers)
@@ -405,5 +411,3 @@ def test_clients_stay_with_their_endpoint_over_changes_and_restarts(make: Make) 
     for _ in range(5):
         connect("172.30.0.46", 80)
     assert accepted(servers)[held - 1] == 0
-    for server in servers:
-        server.close()
