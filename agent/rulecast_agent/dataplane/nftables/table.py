@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
-from rulecast.model import Endpoint, Family, ServiceKey
+from rulecast.model import Family, ServiceKey
 from rulecast.view import ServiceView
 from rulecast_agent.dataplane.base import HostConfig
 from rulecast_agent.dataplane.nftables import names
+from rulecast_agent.dataplane.nftables.adopt import Elements, take_slots
 from rulecast_agent.dataplane.nftables.affinity import affinity_set
-from rulecast_agent.dataplane.nftables.layout import Layout, Role, arranged
+from rulecast_agent.dataplane.nftables.layout import arranged
 from rulecast_agent.dataplane.nftables.planner import Plan, State, host_addresses
 from rulecast_agent.dataplane.nftables.render import create_table, element_text, script, write_chains
 from rulecast_agent.dataplane.nftables.rules import Chain, declare, set_shapes
@@ -34,8 +35,6 @@ UNUSED_SECONDS = 10.0
 an earlier transaction in any case, or kernels before 6.2 refuse to delete it."""
 DESCRIBED = 20
 """Lines of difference that are worded; the rest is only counted."""
-
-Elements = dict[str, dict[bytes, Value]]
 
 
 class Findings(msgspec.Struct):
@@ -195,7 +194,7 @@ class FamilyTable:
             n: self._socket.elements(self._nfproto, names.TABLE, n) for n in shapes if n in sets
         }
         if adopt:
-            self._take_slots(found)
+            take_slots(self.state.layouts, found)
         lines = [*create_table(self.family)] if any(n not in sets for n in shapes) else []
         for name in shapes.keys() - sets.keys():
             findings.add(f"set {name} is missing")
@@ -349,26 +348,6 @@ class FamilyTable:
             findings.dropped = {key: self.state.layouts[key].view for key in findings.errors}
             self._note_unused(self.state.merge(self.state.plan(dict.fromkeys(findings.errors))))
 
-    def _take_slots(self, found: Elements) -> None:
-        """Keep endpoints in the slots in which the kernel has them."""
-        layouts = self.state.layouts
-        for key, layout in layouts.items():
-            cluster: list[Endpoint] = []
-            local: list[Endpoint] = []
-            service = layout.view.service
-            for frontend in layout.frontends:
-                elements = found.get(names.slot_map(frontend.key), {})
-                internal = frontend.role is Role.CLUSTER_IP and service.internal_local
-                if internal:
-                    local = local or _slots(elements, frontend.key, 0, layout.local)
-                    continue
-                cluster = cluster or _slots(elements, frontend.key, 0, layout.cluster)
-                if service.external_local and frontend.role is not Role.CLUSTER_IP:
-                    local = local or _slots(elements, frontend.key, names.LOCAL_OFFSET, layout.local)
-            if cluster or local:
-                before = Layout(layout.view, tuple(cluster), tuple(local), layout.frontends)
-                layouts[key] = arranged(before, layout.view, layout.frontends)
-
     def _write(self, plan: Plan) -> None:
         new_sets = [n for n, d in plan.affinity_sets.items() if d > 0 and n not in self.state.affinity_sets]
         if plan.chains or new_sets:
@@ -411,16 +390,3 @@ def _messages(add: bool, operations: list[tuple[str, bytes, Value]]) -> list[Ele
     for name, key, value in operations:
         by_set.setdefault(name, []).append((key, value))
     return [ElementMessage(add, name, elements) for name, elements in by_set.items()]
-
-
-def _slots(
-    elements: dict[bytes, Value], frontend: bytes, first: int, members: Iterable[Endpoint]
-) -> list[Endpoint]:
-    """The members as they stand in the kernel's slots; others there count as holes."""
-    known = {names.pack_endpoint(e): e for e in members}
-    found: list[Endpoint] = []
-    while True:
-        value = elements.get(names.pack_slot(frontend, first + len(found)))
-        if not isinstance(value, bytes):
-            return found
-        found.append(known.get(value, Endpoint("", 0)))
