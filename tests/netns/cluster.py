@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -236,6 +237,7 @@ class ReferenceCluster(Cluster):
         argv = [self.binary, "--proxy-mode=nftables", f"--master=http://{self.lab.fabric.ip()}:8080"]
         argv += ["--kube-api-content-type=application/json", f"--hostname-override={node.name}"]
         argv += ["--conntrack-max-per-core=0", "--conntrack-min=0", "--v=1", *defaults, *flags]
+        os.environ["RC_STATE"] = str(self._manifests / "state.yaml")
         with (self.directory / f"agent-{node.name}.log").open("ab") as log:
             self._agents[node.name] = self.lab.popen(node, argv, stdout=log, stderr=log)
 

@@ -1,5 +1,6 @@
 """Rows of the semantics tables: who asks for what, and who must answer, seen as whom."""
 
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,9 @@ _ENOUGH = {1: 6, 2: 22, 3: 37, 4: 54}
 # meets a socket that connect() still holds, and only the answer to the second SYN, a second later, counts.
 _REFUSAL = 2.0 if "KUBE_PROXY" in os.environ else 0.9
 _TIMEOUT = {Verdict.REACHED: 2.0, Verdict.REFUSED: _REFUSAL, Verdict.DROPPED: 0.4}
+
+
+_udp_ports = itertools.cycle(range(33000, 64000))
 
 
 @dataclass(frozen=True)
@@ -144,7 +148,13 @@ def probes(cluster: Cluster, row: Row, service: Svc, family: Family, protocol: P
     address, port = destination(cluster, row, service, family, protocol)
     timeout = _TIMEOUT[row.expected.verdict]
     number = _ENOUGH[len(row.expected.backends)] if reached else 4
-    return [Probe(host.namespace, address, port, protocol, source, timeout=timeout)] * number
+    if protocol is Protocol.TCP:
+        return [Probe(host.namespace, address, port, protocol, source, timeout=timeout)] * number
+    # A reused port would be an old flow to conntrack, which keeps the verdict of its first datagram.
+    return [
+        Probe(host.namespace, address, port, protocol, source, next(_udp_ports), timeout)
+        for _ in range(number)
+    ]
 
 
 def ask_drops(cluster: Cluster, rows: Sequence[Row], services: Mapping[str, Svc]) -> dict[Case, list[Answer]]:

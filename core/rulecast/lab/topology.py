@@ -233,7 +233,6 @@ class Lab:
 
     def close(self) -> None:
         """End the processes and delete the namespaces. May be called again, and at any point of building."""
-        atexit.unregister(self.close)
         _end(self._processes)
         self._processes.clear()
         self.servers.stop()
@@ -241,6 +240,8 @@ class Lab:
             namespace.close()
         delete([namespace.name for namespace in self._namespaces.values()])
         self._namespaces.clear()
+        # Last, so that a close which was interrupted is done again at exit.
+        atexit.unregister(self.close)
 
     def _plug(self, host: Host, second: Sequence[str]) -> None:
         self.fabric.namespace.ip(
