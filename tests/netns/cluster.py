@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -219,11 +220,15 @@ class ReferenceCluster(Cluster):
     def _settled(self, *, after: int) -> bool:
         # kube-proxy takes Services and slices separately and writes once a second at most.
         marker = f"10.96.255.254 . tcp . {1 + self._generation} "
-        before = [self.ruleset(self.lab.nodes[name]) for name in self._agents]
+        before = self._rulesets()
         if not all(marker in ruleset for ruleset in before):
             return False
-        time.sleep(1.3)
-        return before == [self.ruleset(self.lab.nodes[name]) for name in self._agents]
+        time.sleep(float(os.environ.get("QUIET", "1.3")))
+        return before == self._rulesets()
+
+    def _rulesets(self) -> list[str]:
+        rulesets = [self.ruleset(self.lab.nodes[name]) for name in self._agents]
+        return [re.sub(r" expires \S+", "", ruleset) for ruleset in rulesets]
 
     def status(self) -> dict[str, Any]:
         return {"revision": self._generation, "agents": [{"nodeName": n} for n in self._agents]}

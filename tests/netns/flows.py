@@ -1,0 +1,50 @@
+"""Clients that stay: one socket, many questions."""
+
+import socket
+
+from rulecast.lab import Host
+
+
+class Flow:
+    """A connection or a UDP flow from one socket; a context manager."""
+
+    def __init__(
+        self, client: Host, address: str, port: int, kind: socket.SocketKind, source_port: int = 0
+    ) -> None:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._socket = client.namespace.socket(family, kind)
+        self._socket.settimeout(0.5)
+        self._socket.bind(("", source_port))
+        try:
+            self._socket.connect((address, port))
+        except OSError:
+            self._socket.close()
+            raise
+
+    def __enter__(self) -> "Flow":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def ask(self) -> str:
+        """Who answers the next line or datagram: a backend's name, "refused" or "dropped"."""
+        try:
+            self._socket.send(b"?\n")
+            return self._socket.recv(4096).decode().split()[0]
+        except TimeoutError:
+            return "dropped"
+        except ConnectionError:
+            return "refused"
+        except PermissionError:
+            return "dropped"
+
+
+def tcp(client: Host, address: str, port: int) -> Flow:
+    """An open connection."""
+    return Flow(client, address, port, socket.SOCK_STREAM)
+
+
+def udp(client: Host, address: str, port: int, source_port: int = 0) -> Flow:
+    """A UDP flow: always the same socket, so always the same source port."""
+    return Flow(client, address, port, socket.SOCK_DGRAM, source_port)
