@@ -342,10 +342,10 @@ class TestAffinity:
         self, cluster: Cluster, clients: list[str], family: Family, protocol: Protocol, target: str = VIP
     ) -> dict[str, str]:
         """Where each client goes, once; all three times must agree."""
-        port = 80
-        address = frontend(target, WEB.number, family)
         if target == NODE_PORT:
             address, port = cluster.n1.ip(family), WEB.node_port(WEB.ports[0])
+        else:
+            address, port = frontend(target, WEB.number, family), 80
         probes = [
             Probe(cluster.lab.outside.namespace, address, port, protocol, client, timeout=2.0)
             for client in clients
