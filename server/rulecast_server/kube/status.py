@@ -18,7 +18,7 @@ class Sink(Protocol):
     """Takes what a source found; both calls are synchronous and short."""
 
     def events(self, events: Sequence[ObjectEvent]) -> None:
-        """Objects changed. After this raised, the same events come again; taking one twice must be harmless."""
+        """Objects changed. If this raises, the events come again; taking one twice must be harmless."""
 
     def synced(self) -> None:
         """Every required collection was delivered whole; called once, after its events."""
