@@ -7,6 +7,7 @@ no validation beyond what a list or watch client can tell.
 
 import argparse
 import asyncio
+import contextlib
 import base64
 import json
 import time
@@ -450,10 +451,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.fakes.apiserver")
     parser.add_argument("--port", type=int, default=0)
     flags = parser.parse_args()
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_serve(flags.port))
-    except KeyboardInterrupt:
-        pass
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The stand-in's objects: versions, history, selectors, views of the past. Pure; the HTTP side is apiserver.py."""
+"""What the apiserver stand-in holds: objects, their history, and who watches them."""
 
 import copy
 import json
@@ -56,9 +56,7 @@ def selector(labels: str, fields: str) -> Test:
 
     Raises ValueError for a field that the collection does not index, as the API server answers 400.
     """
-    tests: list[Test] = []
-    for term in filter(None, labels.split(",")):
-        tests.append(_label_test(term))
+    tests: list[Test] = [_label_test(term) for term in filter(None, labels.split(","))]
     for term in filter(None, fields.split(",")):
         name, negated, value = _split(term)
         if name not in ("metadata.name", "metadata.namespace", "spec.clusterIP", "spec.type"):

@@ -45,7 +45,8 @@ class _Session:
 class ApiClient:
     """GET requests with whatever the credentials are at that moment.
 
-    Files are looked at before each request, so a rotated token, certificate or CA counts from the next one  # noqa: E501
+    Files are looked at before each request, so a rotated token, certificate or CA
+    counts from the next one
     on; watches that are open go on. A 401 reads everything again (exec plugins run) and the request is
     repeated if that changed anything.
     """

@@ -23,15 +23,12 @@ class Store:
     event's or bookmark's resourceVersion. Versions of one resource are ordered (etcd's revisions; KEP-5504).
 
     - A list older than `version` holds nothing that is not known better: what it lacks was added since,
-    what
-      it has more was deleted since. It comes from an API server that lags (kubernetes/kubernetes#97294) and
-      is ignored as a whole.
-    - Unless the history itself went back (etcd restored from a backup). A server that lags answers
-    a
+      what it has more was deleted since. It comes from an API server that lags
+      (kubernetes/kubernetes#97294) and is ignored as a whole.
+    - Unless the history itself went back (etcd restored from a backup). A server that lags answers a
       *consistent* list (one without resourceVersion) from etcd, so an older consistent list means that.
-      To be
-      safe against a proxy that serves stale answers, it is the second such list in a row that is taken: it
-      replaces everything, and `version` goes back.
+      To be safe against a proxy that serves stale answers, it is the second such list in a row that is
+      taken: it replaces everything, and `version` goes back.
     - A list that is not older is the truth, also where an object in it is older than ours.
     - A watch event never replaces an object by an older one, and never brings back what was deleted before.
 
