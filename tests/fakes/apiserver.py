@@ -7,8 +7,8 @@ no validation beyond what a list or watch client can tell.
 
 import argparse
 import asyncio
-import contextlib
 import base64
+import contextlib
 import json
 import time
 from collections import Counter
