@@ -17,6 +17,7 @@ from typing import Any
 
 from aiohttp import web
 
+from tests.fakes.apiserver_refusals import Refusal, gone, too_large
 from tests.fakes.apiserver_state import (
     PLURALS,
     Change,
@@ -30,54 +31,6 @@ from tests.fakes.apiserver_state import (
     selector,
     watch_event,
 )
-
-
-class Refusal(Exception):
-    """Answer with a Status."""
-
-    def __init__(
-        self,
-        code: int,
-        reason: str,
-        message: str,
-        *,
-        retry_after: int | None = None,
-        cause: str | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.code = code
-        self.retry_after = retry_after
-        details: Object = {}
-        if retry_after is not None:
-            details["retryAfterSeconds"] = retry_after
-        if cause is not None:
-            details["causes"] = [{"reason": cause, "message": message}]
-        self.status = {
-            "kind": "Status",
-            "apiVersion": "v1",
-            "metadata": {},
-            "status": "Failure",
-            "message": message,
-            "reason": reason,
-            "details": details,
-            "code": code,
-        }
-
-
-def gone(message: str = "The provided resource version is too old") -> Refusal:
-    """410, as for a compacted version."""
-    return Refusal(410, "Expired", message)
-
-
-def too_large(asked: int, current: int) -> Refusal:
-    """504, as from a cache that has not reached the version in three seconds."""
-    message = f"Too large resource version: {asked}, current: {current}"
-    return Refusal(504, "Timeout", message, retry_after=1, cause="ResourceVersionTooLarge")
-
-
-def too_many(seconds: int = 1) -> Refusal:
-    """429, as from priority and fairness."""
-    return Refusal(429, "TooManyRequests", "Too many requests, please try again later.", retry_after=seconds)
 
 
 class FakeApiServer:
@@ -114,7 +67,7 @@ class FakeApiServer:
         self.port = 0
         self._scripted: list[tuple[str, str, Refusal]] = []
         self._wake = asyncio.Event()
-        self._open: set[tuple[str, web.Request]] = set()
+        self._open: list[tuple[str, web.Request]] = []
         self._corrupt: dict[str, list[bytes]] = {}
         self._runner: web.AppRunner | None = None
 
@@ -317,7 +270,7 @@ class FakeApiServer:
         response.enable_chunked_encoding()
         await response.prepare(request)
         entry = (plural, request)
-        self._open.add(entry)
+        self._open.append(entry)
         try:
             content = b"".join(line("ADDED", stored.json) for stored in initial)
             if streamed and self.initial_end:
@@ -331,7 +284,7 @@ class FakeApiServer:
         except ConnectionResetError:
             pass
         finally:
-            self._open.discard(entry)
+            self._open.remove(entry)
         return response
 
     async def _follow(
@@ -362,11 +315,9 @@ class FakeApiServer:
                 yield content
             if now >= until:
                 return
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, min(until, next_mark) - time.monotonic())):
                     await wake.wait()
-            except TimeoutError:
-                pass
 
     def _current(self) -> int:
         return self.state.version if self.lagging_at is None else self.lagging_at

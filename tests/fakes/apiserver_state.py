@@ -56,15 +56,8 @@ def selector(labels: str, fields: str) -> Test:
 
     Raises ValueError for a field that the collection does not index, as the API server answers 400.
     """
-    tests: list[Test] = [_label_test(term) for term in filter(None, labels.split(","))]
-    for term in filter(None, fields.split(",")):
-        name, negated, value = _split(term)
-        if name not in ("metadata.name", "metadata.namespace", "spec.clusterIP", "spec.type"):
-            raise ValueError(f'field label not supported: "{name}"')
-        path = name.split(".")
-        tests.append(
-            lambda item, path=path, value=value, negated=negated: (_at(item, path) == value) != negated
-        )
+    tests = [_label_test(term) for term in labels.split(",") if term]
+    tests += [_field_test(term) for term in fields.split(",") if term]
     return lambda item: all(test(item) for test in tests)
 
 
@@ -75,6 +68,14 @@ def _label_test(term: str) -> Test:
         return lambda item: term in (item["metadata"].get("labels") or {})
     name, negated, value = _split(term)
     return lambda item: ((item["metadata"].get("labels") or {}).get(name) == value) != negated
+
+
+def _field_test(term: str) -> Test:
+    name, negated, value = _split(term)
+    if name not in ("metadata.name", "metadata.namespace", "spec.clusterIP", "spec.type"):
+        raise ValueError(f'field label not supported: "{name}"')
+    path = name.split(".")
+    return lambda item: (_at(item, path) == value) != negated
 
 
 def _split(term: str) -> tuple[str, bool, str]:

@@ -138,7 +138,7 @@ class RuleWriter:
 
     def fixed_chains(self) -> dict[str, Chain]:
         """Chains without a hook that are always there. reject is not valid in nat chains."""
-        return {names.REJECT_CHAIN: Chain(("reject",))}
+        return {names.REJECT_CHAIN: Chain(("meta l4proto tcp reject with tcp reset", "reject"))}
 
     def pick_chain(self, name: str) -> Chain | None:
         """The chain of an endpoint count, from its name alone; None for any other name.
