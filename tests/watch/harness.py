@@ -70,7 +70,7 @@ async def eventually(condition: Callable[[], bool], seconds: float = 15.0) -> No
     """Wait until it holds; the limit only ends a test that has failed."""
     try:
         async with asyncio.timeout(seconds):
-            while not condition():
+            while not condition():  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
     except TimeoutError:
         raise AssertionError("it never came to hold") from None
