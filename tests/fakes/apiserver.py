@@ -63,7 +63,7 @@ class FakeApiServer:
         self.requests: list[tuple[str, dict[str, str]]] = []
         """Plural (or path) and query of each GET, in order."""
         self.counters: Counter[str] = Counter()
-        """`list PLURAL` (pages count once), `watch PLURAL`, `page PLURAL`, `refused CODE`."""
+        """`list PLURAL` (pages count once), `watch PLURAL`, `page PLURAL`, `refused CODE`, `raw PLURAL`."""
         self.port = 0
         self._scripted: list[tuple[str, str, Refusal]] = []
         self._wake = asyncio.Event()
@@ -296,6 +296,8 @@ class FakeApiServer:
             wake = self._wake
             raw = self._corrupt.get(plural, [])[raw_seen:]
             raw_seen += len(raw)
+            if raw:
+                self.counters[f"raw {plural}"] += len(raw)
             try:
                 changes = [] if position > self.state.version else self.state.since(position)
             except Expired:
