@@ -133,21 +133,23 @@ class Cluster(_message.Message):
     def __init__(self, service_cidrs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Mark(_message.Message):
-    __slots__ = ("revision", "time_ms", "resource_versions")
+    __slots__ = ("revision", "time_ms", "resource_versions", "interval_ms")
     class ResourceVersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
         key: str
-        value: str
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     REVISION_FIELD_NUMBER: _ClassVar[int]
     TIME_MS_FIELD_NUMBER: _ClassVar[int]
     RESOURCE_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
     revision: int
     time_ms: int
-    resource_versions: _containers.ScalarMap[str, str]
-    def __init__(self, revision: _Optional[int] = ..., time_ms: _Optional[int] = ..., resource_versions: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    resource_versions: _containers.ScalarMap[str, int]
+    interval_ms: int
+    def __init__(self, revision: _Optional[int] = ..., time_ms: _Optional[int] = ..., resource_versions: _Optional[_Mapping[str, int]] = ..., interval_ms: _Optional[int] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("hello", "ack", "resync")
@@ -160,18 +162,20 @@ class WatchRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., resync: _Optional[_Union[Position, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("node_name", "agent_version", "mode", "position", "compressions")
+    __slots__ = ("node_name", "agent_version", "mode", "position", "compressions", "instance")
     NODE_NAME_FIELD_NUMBER: _ClassVar[int]
     AGENT_VERSION_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     COMPRESSIONS_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
     node_name: str
     agent_version: str
     mode: str
     position: Position
     compressions: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, node_name: _Optional[str] = ..., agent_version: _Optional[str] = ..., mode: _Optional[str] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., compressions: _Optional[_Iterable[str]] = ...) -> None: ...
+    instance: str
+    def __init__(self, node_name: _Optional[str] = ..., agent_version: _Optional[str] = ..., mode: _Optional[str] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., compressions: _Optional[_Iterable[str]] = ..., instance: _Optional[str] = ...) -> None: ...
 
 class Position(_message.Message):
     __slots__ = ("fleet", "zone", "node")
