@@ -10,10 +10,10 @@ import asyncio
 import base64
 import contextlib
 import json
+import ssl
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
-from typing import Any
 
 from aiohttp import web
 
@@ -28,6 +28,7 @@ from tests.fakes.apiserver_state import (
     Test,
     key_of,
     line,
+    merge_patch,
     selector,
     watch_event,
 )
@@ -65,6 +66,7 @@ class FakeApiServer:
         self.counters: Counter[str] = Counter()
         """`list PLURAL` (pages count once), `watch PLURAL`, `page PLURAL`, `refused CODE`, `raw PLURAL`."""
         self.port = 0
+        self._scheme = "http"
         self._scripted: list[tuple[str, str, Refusal]] = []
         self._wake = asyncio.Event()
         self._open: list[tuple[str, web.Request]] = []
@@ -74,7 +76,7 @@ class FakeApiServer:
     @property
     def url(self) -> str:
         """Base URL."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"{self._scheme}://127.0.0.1:{self.port}"
 
     # Writing
 
@@ -122,14 +124,15 @@ class FakeApiServer:
 
     # Serving
 
-    async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
+    async def start(self, host: str = "127.0.0.1", port: int = 0, tls: ssl.SSLContext | None = None) -> None:
         """Listen; `port` 0 takes a free one."""
         app = web.Application(client_max_size=64 << 20)
         app.router.add_route("*", "/{path:.*}", self._handle)
         # Watches do not end by themselves; do not wait for them at the end.
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
-        await web.TCPSite(self._runner, host, port).start()
+        await web.TCPSite(self._runner, host, port, ssl_context=tls).start()
+        self._scheme = "https" if tls else "http"
         self.port = self._runner.addresses[0][1]
 
     async def stop(self) -> None:
@@ -370,7 +373,7 @@ class FakeApiServer:
             raise Refusal(404, "NotFound", f'{plural} "{meta.get("name")}" not found')
         if request.method == "PATCH":
             assert held is not None
-            item = _merge(held.object, item)
+            item = merge_patch(held.object, item)
         elif rest[1:] == ["status"]:
             assert held is not None
             item = held.object | {"status": item.get("status", {})}
@@ -379,14 +382,6 @@ class FakeApiServer:
         return web.Response(
             body=stored.json, content_type="application/json", status=201 if request.method == "POST" else 200
         )
-
-
-def _merge(old: Any, new: Any) -> Any:
-    """A JSON merge patch (RFC 7386)."""
-    if not (isinstance(old, dict) and isinstance(new, dict)):
-        return new
-    merged = {key: value for key, value in old.items() if key not in new}
-    return merged | {key: _merge(old.get(key), value) for key, value in new.items() if value is not None}
 
 
 async def _serve(port: int) -> None:

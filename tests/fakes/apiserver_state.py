@@ -207,3 +207,11 @@ def watch_event(change: Change, fits: Test) -> bytes | None:
 def line(kind: str, item: bytes) -> bytes:
     """One watch line."""
     return b'{"type":"%s","object":%s}\n' % (kind.encode(), item)
+
+
+def merge_patch(old: Any, new: Any) -> Any:
+    """A JSON merge patch (RFC 7386)."""
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return new
+    merged = {key: value for key, value in old.items() if key not in new}
+    return merged | {key: merge_patch(old.get(key), value) for key, value in new.items() if value is not None}

@@ -94,6 +94,8 @@ def kubeconfig_loader(path: Path, context: str | None = None) -> Load:
                 persist_config=False,
             )
         # Whatever a strange file provokes: KeyError, TypeError, binascii.Error, ConfigException.
+        except AssertionError:
+            raise ConfigError(f"{path}: an empty server, user or context section") from None
         except Exception as error:
             raise ConfigError(f"{path}: {_one_line(error)}") from None
         expiry = getattr(loader, "exec_plugin_expiry", None)
@@ -145,10 +147,16 @@ def _access(
     authorization = str(key_value).strip() if key_value else None
     if authorization is not None and not authorization.isprintable():
         raise ConfigError(f"{origin}: the token contains control characters")
+    tls = TlsFiles(ca, cert, key, bool(configuration.verify_ssl))
+    if host.startswith("https"):
+        try:
+            tls.context()
+        except ConfigError as error:
+            raise ConfigError(f"{origin}: {error}") from None
     return Access(
         host=host,
         authorization=authorization,
-        tls=TlsFiles(ca, cert, key, bool(configuration.verify_ssl)),
+        tls=tls,
         server_name=configuration.tls_server_name or None,
         proxy=configuration.proxy or None,
         files=own + tuple(file for file in (ca, cert, key) if file is not None),

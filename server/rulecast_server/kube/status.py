@@ -31,6 +31,10 @@ class Source(Protocol):
     def status(self) -> Mapping[str, "ResourceStatus"]:
         """By the plural of the resource."""
 
+    @property
+    def failures(self) -> int:
+        """Exceptions from the sink so far."""
+
     def problems(self) -> list[str]:
         """What is wrong now, a line each, for healthz. Never contains a credential."""
 
