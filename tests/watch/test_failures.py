@@ -125,7 +125,7 @@ async def test_a_cut_connection_resumes_where_it_was_without_a_list(tmp_path: Pa
             await api.start(port=api.port)
             await comes_to(line, mark, expected)
             assert {api.counters[f"list {plural}"] for plural in ("services", "endpointslices")} == {1}
-            assert line.source.problems() == []
+            await eventually(lambda: line.source.problems() == [])
 
 
 async def test_a_connection_cut_in_the_middle_of_a_line_loses_nothing(tmp_path: Path) -> None:
