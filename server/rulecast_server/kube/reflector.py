@@ -130,6 +130,7 @@ class Reflector:
             raise _OlderListError(f"list at {listing.version}, known up to {self._store.version}")
         if self._status.synced:
             self._status.relists += 1
+        self._status.disabled = False
         self._status.bad.clear()
         for bad in listing.bad:
             self._status.report_bad(bad)
@@ -138,7 +139,6 @@ class Reflector:
         self._relist = not listing.version
         self._consistent = False
         self._too_large = 0
-        self._status.disabled = False
         self._status.synced = True
         self._gate.arrive(self._resource.plural)
 
