@@ -4,7 +4,7 @@ PY := .venv/bin/python
 PROTO := protos/rulecast/v1/rules.proto
 # tests/cli and tests/netns drive `rulecast server` and `rulecast agent`, whose app modules are not written yet;
 # they join here with those.
-LANDED := tests/projection tests/nftables tests/packaging
+LANDED := tests/projection tests/nftables tests/packaging tests/watch
 GENERATED := core/rulecast/v1/rules_pb2.py core/rulecast/v1/rules_pb2.pyi core/rulecast/v1/rules_pb2_grpc.py
 
 .PHONY: help setup demo test check unit netns lint types layers gen gen-check bench clean

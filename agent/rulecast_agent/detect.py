@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from rulecast.address import is_ipv6
 from rulecast.model import Family, NodeInfo
 from rulecast_agent.dataplane.base import LocalDetector
-from rulecast_agent.settings import DetectLocalMode, Detection
+from rulecast_agent.settings import Detection, DetectLocalMode
 
 
 def detectors(detection: Detection, node: NodeInfo | None) -> Mapping[Family, LocalDetector] | None:

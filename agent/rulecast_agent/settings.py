@@ -82,7 +82,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     sync_period: float = 30.0
     """An update that waits for twice this long makes the agent unhealthy; also the longest retry delay."""
     min_sync_period: float = 0.1
-    """Least pause between two writes. kube-proxy pauses 1 s; but its syncs cost seconds, ours milliseconds."""
+    """Least pause between two writes. kube-proxy pauses 1 s: its syncs cost seconds, ours milliseconds."""
     verify_period: float = 600.0
     conntrack: ConntrackSettings = ConntrackSettings()
     log_format: str = "text"

@@ -15,7 +15,7 @@ class SourceSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     kubeconfig: Path | None = None
     manifests: Path | None = None
-    watch_timeout: float = 45.0
+    watch_timeout: float = 90.0
     """Seconds without a byte after which a watch counts as dead."""
 
 
