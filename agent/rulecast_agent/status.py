@@ -103,6 +103,7 @@ class ProxyHealth:
             reasons=tuple(reasons),
         )
 
-    def details(self) -> Mapping[str, str]:
-        """The problems by kind."""
-        return dict(self._problems)
+    @property
+    def problems(self) -> Mapping[str, str]:
+        """What is wrong now, by kind."""
+        return self._problems
