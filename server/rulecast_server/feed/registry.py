@@ -40,7 +40,7 @@ class AckTracker:
 
     def sent(self, revision: int, now: float) -> None:
         """A mark was handed out."""
-        if self._waiting and self._waiting[-1][0] == revision:
+        if revision <= self.acked or (self._waiting and self._waiting[-1][0] == revision):
             return
         if len(self._waiting) >= _MAX_WAITING:
             # Newer marks share the time of the last one that fits: bounded, and lag is never told too small.

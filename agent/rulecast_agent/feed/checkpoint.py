@@ -1,0 +1,233 @@
+"""The last good state on disk, for a node that starts while no server answers.
+
+A file of a fixed head and a zstd-compressed body. It is replaced as a whole, by rename, so that a crash
+leaves the old one or the new one; its checksum tells what a full disk or a bad one made of it. A file that is
+not wholly right, or is another node's, is reported and not used.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import struct
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import xxhash
+import zstandard
+
+from rulecast.model import ClusterInfo, EndpointSet, Kind, NodeInfo, ResourceId, Scope, ServicePort, Value
+
+_log = logging.getLogger(__name__)
+
+_MAGIC = b"RULECAST"
+_FORMAT = 1
+_HEAD = struct.Struct(">8sHQQ16s")
+"""Magic, format, length of the body, length of it decompressed, XXH3 128 of the body."""
+_MAX_SIZE = 1 << 30
+
+Contents = list[tuple[Scope, list[tuple[ResourceId, Value]]]]
+
+
+class CheckpointError(Exception):
+    """A checkpoint cannot be used, or not be written. `str()` is one line that names the file."""
+
+
+class _ScopeRecord(msgspec.Struct, array_like=True):
+    scope: str
+    services: list[ServicePort]
+    sets: list[tuple[int, str, EndpointSet]]
+    node: NodeInfo | None
+    cluster: ClusterInfo | None
+
+
+class _Record(msgspec.Struct):
+    node_name: str
+    saved_at: float
+    scopes: list[_ScopeRecord]
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One node's committed content."""
+
+    node_name: str
+    saved_at: float
+    """Unix seconds."""
+    contents: Contents
+
+
+def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
+    """The file's bytes."""
+    record = _Record(
+        node_name=checkpoint.node_name,
+        saved_at=checkpoint.saved_at,
+        scopes=[_scope_record(scope, resources) for scope, resources in checkpoint.contents],
+    )
+    plain = msgspec.msgpack.encode(record)
+    body = zstandard.ZstdCompressor(level=1).compress(plain)
+    return _HEAD.pack(_MAGIC, _FORMAT, len(body), len(plain), xxhash.xxh3_128_digest(body)) + body
+
+
+def decode_checkpoint(data: bytes) -> Checkpoint:
+    """Read a file's bytes.
+
+    Raises CheckpointError, without a file's name.
+    """
+    if len(data) < _HEAD.size or not data.startswith(_MAGIC):
+        raise CheckpointError("not a checkpoint")
+    _, version, length, plain_length, checksum = _HEAD.unpack_from(data)
+    if version != _FORMAT:
+        raise CheckpointError(f"of format {version}; this version reads {_FORMAT}")
+    body = data[_HEAD.size :]
+    if len(body) != length or plain_length > _MAX_SIZE:
+        raise CheckpointError(f"{len(body)} bytes instead of {length}")
+    if xxhash.xxh3_128_digest(body) != checksum:
+        raise CheckpointError("wrong checksum")
+    try:
+        plain = zstandard.ZstdDecompressor().decompress(body, max_output_size=plain_length)
+        record = msgspec.msgpack.decode(plain, type=_Record)
+        contents = [(Scope(each.scope), _resources(each)) for each in record.scopes]
+    except (zstandard.ZstdError, msgspec.MsgspecError, ValueError) as error:
+        raise CheckpointError(f"unreadable: {error}") from None
+    return Checkpoint(node_name=record.node_name, saved_at=record.saved_at, contents=contents)
+
+
+def _scope_record(scope: Scope, resources: list[tuple[ResourceId, Value]]) -> _ScopeRecord:
+    record = _ScopeRecord(scope, [], [], None, None)
+    for (kind, key), value in resources:
+        if isinstance(value, ServicePort):
+            record.services.append(value)
+        elif isinstance(value, EndpointSet):
+            record.sets.append((int(kind), key, value))
+        elif isinstance(value, NodeInfo):
+            record.node = value
+        else:
+            record.cluster = value
+    return record
+
+
+def _resources(record: _ScopeRecord) -> list[tuple[ResourceId, Value]]:
+    resources: list[tuple[ResourceId, Value]] = []
+    if record.cluster is not None:
+        resources.append((ResourceId(Kind.CLUSTER, ""), record.cluster))
+    if record.node is not None:
+        resources.append((ResourceId(Kind.NODE, ""), record.node))
+    resources += [(ResourceId(Kind.SERVICE, service.key), service) for service in record.services]
+    resources += [(ResourceId(Kind(kind), key), value) for kind, key, value in record.sets]
+    return resources
+
+
+class CheckpointFile:
+    """The file of one node in a directory. Blocking."""
+
+    def __init__(self, directory: Path, node_name: str) -> None:
+        self.path = directory / "desired.checkpoint"
+        self._node_name = node_name
+
+    def load(self) -> Checkpoint | None:
+        """The saved state; None when there is none.
+
+        Raises CheckpointError for a file that cannot be used.
+        """
+        try:
+            data = self.path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise CheckpointError(f"{self.path}: {error.strerror}") from None
+        try:
+            checkpoint = decode_checkpoint(data)
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.path}: {error}") from None
+        if checkpoint.node_name != self._node_name:
+            raise CheckpointError(
+                f"{self.path}: of node {checkpoint.node_name!r}, not of {self._node_name!r}"
+            )
+        return checkpoint
+
+    def save(self, contents: Contents, saved_at: float) -> int:
+        """Replace the file; returns its size. Durable when it returns.
+
+        Raises CheckpointError; the old file is then still there.
+        """
+        data = encode_checkpoint(Checkpoint(node_name=self._node_name, saved_at=saved_at, contents=contents))
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._replace(data)
+        except OSError as error:
+            raise CheckpointError(f"{self.path}: {error.strerror}") from None
+        return len(data)
+
+    def _replace(self, data: bytes) -> None:
+        descriptor, name = tempfile.mkstemp(prefix=".checkpoint-", dir=self.path.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(name).rename(self.path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                Path(name).unlink()
+            raise
+        directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+class CheckpointWriter:
+    """Saves in the background, not more often than each `interval` seconds, in a thread."""
+
+    def __init__(
+        self,
+        file: CheckpointFile,
+        contents: Callable[[], Contents],
+        *,
+        interval: float = 30.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.error = ""
+        """Why the last attempt failed; empty when it did not."""
+        self.saved_at: float | None = None
+        self.saves = 0
+        self.failures = 0
+        self._file = file
+        self._contents = contents
+        self._interval = interval
+        self._clock = clock
+        self._changed = asyncio.Event()
+
+    def changed(self) -> None:
+        """There is something newer than what was saved."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Save until cancelled; then once more, if need be."""
+        try:
+            while True:
+                await self._changed.wait()
+                self._changed.clear()
+                contents, now = self._contents(), self._clock()
+                await asyncio.to_thread(self._save, contents, now)
+                await asyncio.sleep(self._interval)
+        finally:
+            if self._changed.is_set():
+                self._save(self._contents(), self._clock())
+
+    def _save(self, contents: Contents, now: float) -> None:
+        try:
+            self._file.save(contents, now)
+        except CheckpointError as error:
+            self.failures += 1
+            if not self.error:
+                _log.error("the state cannot be saved: %s", error)
+            self.error = str(error)
+        else:
+            self.error = ""
+            self.saves += 1
+            self.saved_at = now

@@ -1,0 +1,257 @@
+"""The feed over gRPC: connect, resume, notice silence, and start again.
+
+Only the transport; what frames mean is in `session` and `desired`, which outlive every stream.
+"""
+
+import asyncio
+import logging
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+# Read when gRPC is first imported. Its fork handlers deadlock and leak; we start programs without forking.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+import grpc
+import msgspec
+
+from rulecast.errors import UsageError
+from rulecast.view import Receipt, Update
+from rulecast.wire.messages import WireError
+from rulecast_agent.feed.backoff import Backoff
+from rulecast_agent.feed.base import FeedStatus
+from rulecast_agent.feed.channels import Channels, ChannelSettings
+from rulecast_agent.feed.checkpoint import CheckpointError, CheckpointFile, CheckpointWriter
+from rulecast_agent.feed.session import AgentSession
+
+_log = logging.getLogger(__name__)
+
+_WATCH = "/rulecast.v1.Rules/Watch"
+_SILENT_INTERVALS = 3
+"""Mark intervals without any frame after which a stream counts as dead."""
+
+_Call = grpc.aio.StreamStreamCall[bytes, bytes]
+
+
+class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Which servers, and how patient to be. Seconds."""
+
+    servers: Sequence[str]
+    """HOST:PORT of each replica."""
+    channel: ChannelSettings = ChannelSettings()
+    first_frame_timeout: float = 20.0
+    """Connecting, TLS, hello and the first frame."""
+    retry_initial: float = 1.0
+    retry_maximum: float = 15.0
+    checkpoint_interval: float = 30.0
+
+
+class GrpcFeed:
+    """Streams from one of several servers. A `Feed`."""
+
+    def __init__(
+        self,
+        session: AgentSession,
+        settings: ClientSettings,
+        *,
+        checkpoint: CheckpointFile | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._session = session
+        self._settings = settings
+        self._channels = Channels(settings.channel)
+        self._servers = list(settings.servers)
+        # Each agent begins somewhere else, and stays there as long as that works.
+        random.shuffle(self._servers)
+        self._backoff = Backoff(initial=settings.retry_initial, maximum=settings.retry_maximum)
+        self._file = checkpoint
+        self._writer = (
+            CheckpointWriter(
+                checkpoint, session.desired.contents, interval=settings.checkpoint_interval, clock=clock
+            )
+            if checkpoint is not None
+            else None
+        )
+        self._checkpoint_problem = ""
+        self._outgoing = asyncio.Event()
+        self._logged: str | None = None
+        self._counters: Counter[str] = Counter()
+
+    @property
+    def status(self) -> FeedStatus:
+        """See `Feed`."""
+        status = self._session.status
+        problems = status.problems
+        if self._checkpoint_problem:
+            problems += (self._checkpoint_problem,)
+        if self._writer is not None and self._writer.error:
+            problems += (f"the state cannot be saved: {self._writer.error}",)
+        return msgspec.structs.replace(
+            status, problems=problems, counters={**status.counters, **self._counters}
+        )
+
+    def ack(self, receipt: Receipt) -> None:
+        """See `Feed`."""
+        self._session.ack(receipt)
+        self._outgoing.set()
+
+    def report(self, node_error: str) -> None:
+        """See `Feed`."""
+        self._session.report(node_error)
+        self._outgoing.set()
+
+    async def run(self, on_update: Callable[[Update], None]) -> None:
+        """See `Feed`."""
+        await self._restore(on_update)
+        async with asyncio.TaskGroup() as tasks:
+            if self._writer is not None:
+                tasks.create_task(self._writer.run(), name="checkpoint")
+            try:
+                await self._stream_for_ever(on_update)
+            finally:
+                await self._channels.close()
+
+    async def _restore(self, on_update: Callable[[Update], None]) -> None:
+        if self._file is None:
+            return
+        try:
+            checkpoint = await asyncio.to_thread(self._file.load)
+        except CheckpointError as error:
+            self._checkpoint_problem = f"the saved state is not used: {error}"
+            _log.error("%s", self._checkpoint_problem)
+            return
+        if checkpoint is None:
+            return
+        update = self._session.desired.restore(checkpoint.contents)
+        self._session.restored(checkpoint.saved_at)
+        _log.info(
+            "starting from the state saved %.0f s ago: %d services",
+            time.time() - checkpoint.saved_at,
+            len(update.services),
+        )
+        on_update(update)
+
+    async def _stream_for_ever(self, on_update: Callable[[Update], None]) -> None:
+        while True:
+            server = self._servers[0]
+            started = self._session.counters["connects"]
+            try:
+                await self._stream(server, on_update)
+            except grpc.aio.AioRpcError as error:
+                self._lost(server, f"{error.code().name}: {error.details()}")
+            except (WireError, UsageError, _SilentError) as error:
+                self._lost(server, str(error))
+            if self._session.counters["connects"] > started:
+                # It worked: the same server again, and soon.
+                self._backoff.reset()
+            else:
+                self._servers.append(self._servers.pop(0))
+            await asyncio.sleep(self._backoff.next())
+
+    def _lost(self, server: str, error: str) -> None:
+        self._session.lost(error)
+        # Once for each kind of trouble, not for each attempt.
+        kind = error.partition(":")[0]
+        if kind != self._logged:
+            _log.warning("%s: %s; rules stay, trying again", server, error)
+            self._logged = kind
+
+    async def _stream(self, server: str, on_update: Callable[[Update], None]) -> None:
+        channel = await self._channels.get(server)
+        call: _Call = channel.stream_stream(_WATCH)()
+        watchdog = _Watchdog(call, self._settings.first_frame_timeout)
+        writer: asyncio.Task[None] | None = None
+        try:
+            await call.write(self._session.hello(server))
+            writer = asyncio.create_task(self._write(call), name=f"requests to {server}")
+            # EOF is the one thing read that is not bytes.
+            while isinstance(data := await call.read(), bytes):
+                watchdog.feed(self._session.mark_interval * _SILENT_INTERVALS)
+                self._take(data, on_update)
+            raise _SilentError(f"{server} ended the stream")
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            # A call that the watchdog cancelled raises the same as a task that is.
+            if not watchdog.barked or (task is not None and task.cancelling()):
+                raise
+            self._counters["silences"] += 1
+            raise _SilentError(f"silent: nothing from {server} for {watchdog.patience:.0f} s") from None
+        except asyncio.InvalidStateError:
+            # A write after the call ended; its status says why it did.
+            raise grpc.aio.AioRpcError(
+                await call.code(), grpc.aio.Metadata(), grpc.aio.Metadata(), await call.details()
+            ) from None
+        finally:
+            watchdog.stop()
+            # An abandoned call is never collected (grpc/grpc#43462).
+            call.cancel()
+            if writer is not None:
+                writer.cancel()
+                await asyncio.wait((writer,))
+
+    def _take(self, data: bytes, on_update: Callable[[Update], None]) -> None:
+        try:
+            update = self._session.frame(data)
+        except WireError:
+            self._counters["invalid_frames"] += 1
+            raise
+        if self._session.connected and self._logged is not None:
+            self._logged = None
+            _log.info("%s: connected", self._session.status.server)
+        if update is not None:
+            on_update(update)
+            if self._writer is not None:
+                self._writer.changed()
+        self._outgoing.set()
+
+    async def _write(self, call: _Call) -> None:
+        try:
+            while True:
+                await self._outgoing.wait()
+                self._outgoing.clear()
+                while (request := self._session.request()) is not None:
+                    await call.write(request)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            # The call ended; the reader hears why.
+            return
+
+
+class _SilentError(Exception):
+    """The stream ended without a status of its own."""
+
+
+class _Watchdog:
+    """Cancels a call from which nothing comes.
+
+    A timeout around each read would cancel reads, which leaks their operations (grpc/grpc#43360).
+    """
+
+    def __init__(self, call: _Call, patience: float) -> None:
+        self.barked = False
+        self.patience = patience
+        self._call = call
+        self._loop = asyncio.get_running_loop()
+        self._fed = self._loop.time()
+        self._timer = self._loop.call_later(patience, self._look)
+
+    def feed(self, patience: float) -> None:
+        """Something came."""
+        self._fed = self._loop.time()
+        if patience < self.patience:
+            self._timer.cancel()
+            self._timer = self._loop.call_later(patience, self._look)
+        self.patience = patience
+
+    def stop(self) -> None:
+        """The call is over."""
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        left = self._fed + self.patience - self._loop.time()
+        if left <= 0:
+            self.barked = True
+            self._call.cancel()
+        else:
+            self._timer = self._loop.call_later(left, self._look)

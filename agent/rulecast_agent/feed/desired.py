@@ -1,0 +1,288 @@
+"""What this node should have: frames in, committed updates out.
+
+Pure and synchronous. Frames are staged and take effect with the mark that closes their step, all together;
+a step whose mark never comes leaves no trace. After each step the digests must be the server's: while they
+are not, nothing is handed on, and the server is asked for what differs, first by buckets, then as a whole.
+Content that differs even from a whole scope's digest is something that this version cannot read: it is used,
+since it is what the server sent, and reported as unverified.
+"""
+
+import enum
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from rulecast.model import (
+    ClusterInfo,
+    EndpointSet,
+    Kind,
+    NodeInfo,
+    ResourceId,
+    Revision,
+    Scope,
+    ServiceKey,
+    ServicePort,
+    Value,
+    node_scope,
+)
+from rulecast.view import ServiceView, Update
+from rulecast.wire.messages import Frame, Mark, Position, ScopeStep, SetChange, Slot, WireError, slot_of
+from rulecast_agent.feed.store import ScopeStore
+
+_RETRY_MARKS = 10
+"""A question that so many marks left unanswered is put again."""
+_NOTHING = EndpointSet()
+
+
+class Commit(NamedTuple):
+    """What a mark brought about."""
+
+    mark: Mark
+    update: Update | None
+    """None: this node's rules stay as they are."""
+    resync: Position | None
+    """To be asked of the server."""
+    committed: bool
+    """The step took effect. If not, its content waits to be mended."""
+
+
+class _Doubt(enum.Enum):
+    NONE = 0
+    BUCKETS = 1
+    """Asked for the buckets that differ."""
+    WHOLE = 2
+    """Asked for everything."""
+
+
+class Desired:
+    """The content of this node's three scopes, and the views made of it."""
+
+    def __init__(self, node_name: str) -> None:
+        self._node_name = node_name
+        self._stores = {
+            Slot.FLEET: ScopeStore(Scope("fleet")),
+            Slot.ZONE: ScopeStore(Scope("zone/")),
+            Slot.NODE: ScopeStore(node_scope(node_name)),
+        }
+        self._filled: set[Slot] = set()
+        """Slots of which we hold content that may be built upon."""
+        self._staged: list[ScopeStep] = []
+        self._expected: dict[Slot, int] = {}
+        self._dirty: set[str] = set()
+        self._triggers: dict[str, int] = {}
+        self._views: dict[ServiceKey, ServiceView] = {}
+        self._node: NodeInfo | None = None
+        self._cluster = ClusterInfo()
+        self._revision = 0
+        self._doubt = _Doubt.NONE
+        self._answered = False
+        self._marks_unanswered = 0
+        self._unverified: set[Slot] = set()
+        self._unknown = 0
+        self.resource_versions: dict[str, int] = {}
+        self.counters: Counter[str] = Counter()
+
+    @property
+    def revision(self) -> Revision:
+        """The count of updates handed on."""
+        return Revision(self._revision)
+
+    @property
+    def views(self) -> Mapping[ServiceKey, ServiceView]:
+        """What the updates so far add up to."""
+        return self._views
+
+    @property
+    def waiting(self) -> bool:
+        """The digests are not the server's, and it was asked; nothing is handed on meanwhile."""
+        return self._doubt is not _Doubt.NONE
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What is wrong, a line each."""
+        lines = [
+            f"{self._stores[slot].scope}: content does not match the server's digest"
+            for slot in self._unverified
+        ]
+        if self.waiting:
+            lines.append("waiting for the server to mend what differs from its digest")
+        if self._unknown:
+            lines.append(f"{self._unknown} changes are of kinds that this version does not know")
+        return tuple(lines)
+
+    def position(self) -> Position:
+        """What we hold, by content."""
+        return {slot: self._stores[slot].position for slot in sorted(self._filled)}
+
+    def contents(self) -> list[tuple[Scope, list[tuple[ResourceId, Value]]]]:
+        """Everything held, as a copy that stays as it is."""
+        return [
+            (self._stores[slot].scope, list(self._stores[slot].resources())) for slot in sorted(self._filled)
+        ]
+
+    def restore(self, contents: Iterable[tuple[Scope, Iterable[tuple[ResourceId, Value]]]]) -> Update:
+        """Start from saved content; returns the first, full update. Only before any frame."""
+        for scope, resources in contents:
+            store = ScopeStore(scope)
+            for resource, value in resources:
+                store.load(resource, value)
+            self._stores[slot_of(scope)] = store
+            self._filled.add(slot_of(scope))
+        update = self._emit()
+        assert update is not None
+        return update
+
+    def begin(self) -> None:
+        """A new stream: what was staged of the old one is void, and so are its questions."""
+        self._staged.clear()
+        self._expected.clear()
+        self._doubt = _Doubt.NONE
+        self._unverified.clear()
+
+    def frame(self, frame: Frame) -> Commit | None:
+        """Take one frame; a Commit when it closed a step.
+
+        Raises WireError for what no server of any version would send; the stream is then of no use.
+        """
+        for step in frame.steps:
+            if step.scope is not None and slot_of(step.scope) is not step.slot:
+                raise WireError(f"scope {step.scope!r} in the {step.slot.name.lower()} field")
+        self._staged += frame.steps
+        return self._commit(frame.mark) if frame.mark is not None else None
+
+    def _commit(self, mark: Mark) -> Commit:
+        staged, self._staged = self._staged, []
+        for step in staged:
+            self._apply(step)
+        # Only the answer to a question names all three scopes; a node's move names its zone alone.
+        self._answered |= {step.slot for step in staged if step.scope is not None} == set(Slot)
+        self.resource_versions.update(mark.resource_versions)
+        self.counters["marks"] += 1
+        if len(self._filled) < len(Slot):
+            raise WireError("a mark before all scopes were sent")
+        wrong = {slot for slot, digest in self._expected.items() if self._stores[slot].digest != digest}
+        self._unverified &= wrong
+        resync = self._question(wrong - self._unverified)
+        if self.waiting:
+            return Commit(mark, None, resync, committed=False)
+        return Commit(mark, self._emit(), None, committed=True)
+
+    def _apply(self, step: ScopeStep) -> None:
+        store = self._stores[step.slot]
+        if step.scope is not None:
+            if step.reset == ():
+                self.counters["resets"] += 1
+                self._dirty |= store.clear(())
+                store = self._stores[step.slot] = ScopeStore(step.scope)
+            elif step.scope != store.scope:
+                raise WireError(f"changes of {step.scope!r} upon {store.scope!r}")
+            elif step.reset is not None:
+                self.counters["bucket_resets"] += len(step.reset)
+                self._dirty |= store.clear(step.reset)
+            self._filled.add(step.slot)
+        elif step.reset is not None:
+            raise WireError("a reset without the scope's name")
+        if step.slot not in self._filled:
+            raise WireError(f"changes of a {step.slot.name.lower()} scope that was not sent")
+        if step.unknown:
+            self._unknown += step.unknown
+            self.counters["unknown_changes"] += step.unknown
+        for operation in step.operations:
+            store.apply(operation)
+            self._dirty.add(operation.resource.key)
+            if isinstance(operation, SetChange) and operation.trigger_time_ms:
+                key = operation.resource.key
+                held = self._triggers.get(key, operation.trigger_time_ms)
+                self._triggers[key] = min(held, operation.trigger_time_ms)
+        if step.digest is not None:
+            self._expected[step.slot] = step.digest
+
+    def _question(self, wrong: set[Slot]) -> Position | None:
+        """What to ask the server, given the slots whose digests are wrong."""
+        if not wrong:
+            self._doubt = _Doubt.NONE
+            return None
+        if self._doubt is _Doubt.NONE:
+            self.counters["mismatches"] += 1
+            return self._ask(_Doubt.BUCKETS)
+        if not self._answered:
+            self._marks_unanswered += 1
+            return self._ask(self._doubt) if self._marks_unanswered >= _RETRY_MARKS else None
+        if self._doubt is _Doubt.BUCKETS:
+            return self._ask(_Doubt.WHOLE)
+        self._doubt = _Doubt.NONE
+        self._unverified |= wrong
+        self.counters["unverified"] += 1
+        return None
+
+    def _ask(self, doubt: _Doubt) -> Position:
+        self._doubt = doubt
+        self._answered = False
+        self._marks_unanswered = 0
+        return self.position() if doubt is _Doubt.BUCKETS else {}
+
+    def _emit(self) -> Update | None:
+        full = not self._revision
+        dirty: Iterable[str] = self._dirty
+        if full:
+            dirty = {key for store in self._stores.values() for key in store.table(Kind.SERVICE)}
+        services: dict[ServiceKey, ServiceView | None] = {}
+        for key in map(ServiceKey, dirty):
+            view = self._view(key)
+            if view == self._views.get(key):
+                continue
+            services[key] = view
+            if view is None:
+                del self._views[key]
+            else:
+                self._views[key] = view
+        triggers = {
+            ServiceKey(key): when / 1000
+            for key, when in self._triggers.items()
+            if ServiceKey(key) in services
+        }
+        self._dirty.clear()
+        self._triggers.clear()
+        node = self._stores[Slot.NODE].table(Kind.NODE).get("")
+        assert node is None or isinstance(node, NodeInfo)
+        cluster = self._stores[Slot.FLEET].table(Kind.CLUSTER).get("", ClusterInfo())
+        assert isinstance(cluster, ClusterInfo)
+        if not (full or services or node != self._node or cluster != self._cluster):
+            return None
+        self._node = node
+        self._cluster = cluster
+        self._revision += 1
+        self.counters["updates"] += 1
+        return Update(
+            revision=self.revision,
+            full=full,
+            services=services,
+            node=node,
+            cluster=cluster,
+            trigger_times=triggers,
+        )
+
+    def _view(self, key: ServiceKey) -> ServiceView | None:
+        service = self._first(Kind.SERVICE, key)
+        if not isinstance(service, ServicePort):
+            return None
+        local = self._set(Kind.LOCAL_ENDPOINTS, key)
+        return ServiceView(
+            service=service,
+            cluster=self._set(Kind.CLUSTER_ENDPOINTS, key).members,
+            local=local.members,
+            serving=self._set(Kind.SERVING_ENDPOINTS, key).members,
+            local_ready=local.ready,
+        )
+
+    def _set(self, kind: Kind, key: str) -> EndpointSet:
+        value = self._first(kind, key)
+        return value if isinstance(value, EndpointSet) else _NOTHING
+
+    def _first(self, kind: Kind, key: str) -> Value | None:
+        """The most specific scope's value."""
+        for slot in (Slot.NODE, Slot.ZONE, Slot.FLEET):
+            value = self._stores[slot].table(kind).get(key)
+            if value is not None:
+                return value
+        return None
