@@ -114,7 +114,7 @@ class AgentMetrics:
         """A read-back found this many differences."""
         self._drift.inc(count)
 
-    def conntrack(self, *, deleted: int, seconds: float, failed: bool) -> None:
+    def conntrack(self, deleted: int, seconds: float, failed: bool) -> None:
         """One clean-up ended."""
         self._conntrack_deleted.inc(deleted)
         self._conntrack_seconds.observe(seconds)
@@ -122,7 +122,7 @@ class AgentMetrics:
             self._conntrack_failures.inc()
 
     def settled(self, changes: Mapping[ServiceKey, ServiceView | None]) -> None:
-        """See `reconcile.Follower.settled`."""
+        """These services are in the kernel as given (None: gone)."""
         self._no_local_endpoints.settled(changes)
         self._no_local.labels("internal").set(len(self._no_local_endpoints.internal))
         self._no_local.labels("external").set(len(self._no_local_endpoints.external))

@@ -38,6 +38,10 @@ class Follower(Protocol):
         """These services are in the kernel as given (None: gone). On the event loop; must not block."""
         ...
 
+    def nodeport_addresses(self, addresses: Mapping[Family, tuple[str, ...] | None]) -> None:
+        """Where node ports answer from now on, by family, as `FamilyConfig` has it."""
+        ...
+
 
 class Addresses(Protocol):
     """The addresses of this host's interfaces."""
@@ -77,7 +81,7 @@ class Reconciler:
         self._addresses = addresses
         self._health = health
         self._metrics = metrics
-        self._followers = (metrics, *followers)
+        self._followers = followers
         self._clock = clock or LoopClock()
         self._wall = wall
         self._wake = asyncio.Event()
@@ -199,7 +203,11 @@ class Reconciler:
             return
         now = self._clock.now()
         self._apply_pacer.succeeded(now)
-        self._applied_host = host
+        if host != self._applied_host:
+            self._applied_host = host
+            addresses = {family: config.nodeport_addresses for family, config in host.families.items()}
+            for follower in self._followers:
+                follower.nodeport_addresses(addresses)
         if self._host != host:
             self._apply_pacer.request()
         if not self._synced:
@@ -250,6 +258,7 @@ class Reconciler:
         settled = self._unsettled
         self._unsettled = {key: settled.pop(key) for key in receipt.errors if key in settled}
         if settled:
+            self._metrics.settled(settled)
             for follower in self._followers:
                 follower.settled(settled)
         self._feed.ack(receipt)

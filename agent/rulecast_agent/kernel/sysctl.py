@@ -1,0 +1,109 @@
+"""Connection-tracking limits and timeouts, set at start as kube-proxy sets them."""
+
+import asyncio
+import logging
+import os
+from pathlib import Path
+from typing import Protocol
+
+_LOG = logging.getLogger(__name__)
+_PROC = Path("/proc/sys")
+_HASH_SIZE = Path("/sys/module/nf_conntrack/parameters/hashsize")
+
+
+class Limits(Protocol):
+    """What is to be set; times in seconds; 0 leaves what the host has."""
+
+    @property
+    def max_per_core(self) -> int:
+        """Tracked connections per CPU."""
+        ...
+
+    @property
+    def minimum(self) -> int:
+        """Least number of tracked connections, whatever the number of CPUs."""
+        ...
+
+    @property
+    def tcp_timeout_established(self) -> float: ...
+
+    @property
+    def tcp_timeout_close_wait(self) -> float: ...
+
+    @property
+    def tcp_be_liberal(self) -> bool: ...
+
+    @property
+    def udp_timeout(self) -> float: ...
+
+    @property
+    def udp_timeout_stream(self) -> float: ...
+
+
+def apply(
+    limits: Limits, *, proc: Path = _PROC, hash_size: Path = _HASH_SIZE, cpus: int | None = None
+) -> tuple[list[str], bool]:
+    """Set what differs. Gives a line for each thing that could not be set, and whether conntrack is there.
+
+    Nothing here is worth not starting for: /proc is read-only in many containers, and nf_conntrack_max can
+    be set only in the host's own network namespace. The limit is raised and never lowered (kube-proxy lowers
+    it): to lower it below what is in use drops connections.
+    """
+    net = proc / "net/netfilter"
+    if not net.is_dir():
+        return [], False
+    problems: list[str] = []
+    if limits.max_per_core > 0:
+        wanted = max(limits.max_per_core * (cpus or os.cpu_count() or 1), limits.minimum)
+        if _raise_to(net / "nf_conntrack_max", wanted, problems):
+            # The kernel's own ratio; a longer chain a bucket makes each packet's lookup slower.
+            _raise_to(hash_size, wanted // 4, problems)
+    for name, value in (
+        ("nf_conntrack_tcp_timeout_established", int(limits.tcp_timeout_established)),
+        ("nf_conntrack_tcp_timeout_close_wait", int(limits.tcp_timeout_close_wait)),
+        ("nf_conntrack_tcp_be_liberal", int(limits.tcp_be_liberal)),
+        ("nf_conntrack_udp_timeout", int(limits.udp_timeout)),
+        ("nf_conntrack_udp_timeout_stream", int(limits.udp_timeout_stream)),
+    ):
+        if value > 0:
+            _write(net / name, value, problems)
+    return problems, True
+
+
+async def keep(limits: Limits, *, interval: float = 5.0) -> None:
+    """Apply once conntrack is there; the first NAT rule loads it. Returns when done."""
+    while True:
+        problems, present = apply(limits)
+        if present:
+            break
+        await asyncio.sleep(interval)
+    for line in problems:
+        _LOG.warning("%s", line)
+    if _read(_PROC / "net/ipv4/ip_forward") == 0:
+        _LOG.warning("net.ipv4.ip_forward is 0: this node forwards nothing to pods (not changed here)")
+
+
+def _read(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _write(path: Path, value: int, problems: list[str]) -> None:
+    current = _read(path)
+    if current == value:
+        return
+    try:
+        path.write_text(str(value))
+    except OSError as error:
+        problems.append(f"{path} stays {current}, wanted {value}: {error.strerror}")
+
+
+def _raise_to(path: Path, value: int, problems: list[str]) -> bool:
+    """Whether it had to be raised."""
+    current = _read(path)
+    if current is not None and current >= value:
+        return False
+    _write(path, value, problems)
+    return True
