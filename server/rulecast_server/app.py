@@ -1,0 +1,116 @@
+"""`rulecast server`: composition of source, projector, log, gRPC and HTTP."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Mapping, Sequence
+
+import uvloop
+
+from rulecast import log
+from rulecast_server.feed import DeltaLog, Hub, HubSettings
+from rulecast_server.kube.open import open_source
+from rulecast_server.kube.status import Source
+from rulecast_server.pipeline import Pipeline
+from rulecast_server.rpc.credentials import TlsFiles
+from rulecast_server.rpc.server import RpcServer, RpcSettings
+from rulecast_server.settings import ServerSettings, parse
+from rulecast_server.web.metrics import registry
+from rulecast_server.web.routes import HttpServer
+
+_log = logging.getLogger(__name__)
+
+
+def versions(source: Source) -> Mapping[str, int]:
+    """The newest resourceVersion seen in each collection that has one."""
+    return {plural: status.version for plural, status in source.status.items() if status.version}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run until SIGTERM or SIGINT. Raises UsageError for bad input."""
+    settings = parse(argv)
+    log.configure(output=settings.log_format, level=settings.log_level)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(settings))
+
+
+async def _serve(settings: ServerSettings) -> int:
+    source = await open_source(settings.source)
+    hub = Hub(DeltaLog(), HubSettings(mark_interval=settings.mark_interval))
+    pipeline = Pipeline(publish=hub.publish, versions=lambda: versions(source))
+    rpc = RpcServer(hub, RpcSettings(listen=settings.listen, tls=_tls(settings)))
+
+    def not_ready() -> list[str]:
+        return [] if pipeline.ready else source.problems() or ["the first lists are not in yet"]
+
+    http = HttpServer(
+        listen=settings.http,
+        live=list,
+        ready=not_ready,
+        healthy=lambda: [*not_ready(), *source.problems()],
+        registry=registry(source=source, pipeline=pipeline, hub=hub),
+    )
+    stop = asyncio.Event()
+    failure: list[str] = []
+
+    def broken(_loop: asyncio.AbstractEventLoop, context: Mapping[str, object]) -> None:
+        # What nobody caught is a bug; going on would serve stale rules in silence.
+        error = context.get("exception")
+        _log.critical("%s", context["message"], exc_info=error if isinstance(error, Exception) else None)
+        if error is not None:
+            failure.append(str(error))
+            stop.set()
+
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(broken)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await http.start()
+    # Agents may connect before the first lists are in, and wait; health says NOT_SERVING until then.
+    started = False
+    feeding = asyncio.create_task(source.run(_Sink(pipeline, rpc)), name="source")
+    feeding.add_done_callback(lambda _task: stop.set())
+    try:
+        await rpc.start()
+        started = True
+        if settings.insecure:
+            _log.warning("--insecure: plain text on %s, and anyone may ask for any node", settings.listen)
+        _log.info("gRPC on port %d, HTTP on port %d", rpc.port, http.port)
+        await stop.wait()
+    finally:
+        feeding.cancel()
+        (ended,) = await asyncio.gather(feeding, return_exceptions=True)
+        await source.close()
+        if started:
+            await rpc.stop()
+        await http.stop()
+    if isinstance(ended, Exception):
+        _log.critical("the source ended: %s", ended, exc_info=ended)
+        failure.append(str(ended))
+    return 1 if failure else 0
+
+
+class _Sink:
+    """The pipeline, and what else must hear that the first state is there."""
+
+    def __init__(self, pipeline: Pipeline, rpc: RpcServer) -> None:
+        self._rpc = rpc
+        self._pipeline = pipeline
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.events = pipeline.events
+
+    def synced(self) -> None:
+        """See `Sink.synced`."""
+        self._pipeline.synced()
+        task = asyncio.create_task(self._rpc.set_serving(serving=True), name="health")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _tls(settings: ServerSettings) -> TlsFiles | None:
+    if settings.insecure:
+        return None
+    assert settings.tls_cert is not None
+    assert settings.tls_key is not None
+    assert settings.client_ca is not None
+    return TlsFiles(settings.tls_cert, settings.tls_key, settings.client_ca)
