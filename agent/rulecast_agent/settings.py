@@ -135,8 +135,8 @@ def build_parser() -> Parser:
     add("--masquerade-all", action="store_true", help="masquerade all traffic to cluster IPs")
     add("--masquerade-bit", metavar="0..31", type=_bit, default=14, help="packet mark bit (default 14)")
     add("--detect-local-mode", choices=[str(mode) for mode in DetectLocalMode], default="ClusterCIDR")
-    add("--pod-bridge-interface", metavar="NAME", type=_interface, default="", help="for BridgeInterface")
-    add("--pod-interface-name-prefix", metavar="PREFIX", type=_interface, default="")
+    add("--pod-bridge-interface", metavar="NAME", type=_interface, help="for BridgeInterface")
+    add("--pod-interface-name-prefix", metavar="PREFIX", type=_interface)
     add("--sync-period", metavar="DURATION", type=positive_duration, default="30s")
     add("--min-sync-period", metavar="DURATION", type=duration, default="100ms", help="between two writes")
     add("--verify-period", metavar="DURATION", type=positive_duration, default="10m", help="full read-back")
@@ -246,10 +246,10 @@ def _tls(flags: argparse.Namespace) -> TlsSettings | None:
 def _detection(flags: argparse.Namespace) -> tuple[Detection, tuple[str, ...]]:
     mode = DetectLocalMode(flags.detect_local_mode)
     needed: dict[DetectLocalMode, tuple[str, str]] = {
-        DetectLocalMode.BRIDGE_INTERFACE: ("--pod-bridge-interface", flags.pod_bridge_interface),
+        DetectLocalMode.BRIDGE_INTERFACE: ("--pod-bridge-interface", flags.pod_bridge_interface or ""),
         DetectLocalMode.INTERFACE_NAME_PREFIX: (
             "--pod-interface-name-prefix",
-            flags.pod_interface_name_prefix,
+            flags.pod_interface_name_prefix or "",
         ),
     }
     if mode in needed and not needed[mode][1]:
@@ -273,8 +273,8 @@ def _detection(flags: argparse.Namespace) -> tuple[Detection, tuple[str, ...]]:
         Detection(
             mode=mode,
             cluster_cidrs=cidrs,
-            bridge_interface=flags.pod_bridge_interface,
-            interface_name_prefix=flags.pod_interface_name_prefix,
+            bridge_interface=flags.pod_bridge_interface or "",
+            interface_name_prefix=flags.pod_interface_name_prefix or "",
         ),
         tuple(warnings),
     )

@@ -10,8 +10,7 @@ import uvloop
 from rulecast import log
 from rulecast_server.feed import DeltaLog, Hub, HubSettings
 from rulecast_server.kube.open import open_source
-from rulecast_server.kube.status import Source
-from rulecast_server.pipeline import Pipeline
+from rulecast_server.pipeline import Pipeline, versions
 from rulecast_server.rpc.credentials import TlsFiles
 from rulecast_server.rpc.server import RpcServer, RpcSettings
 from rulecast_server.settings import ServerSettings, parse
@@ -19,11 +18,6 @@ from rulecast_server.web.metrics import registry
 from rulecast_server.web.routes import HttpServer
 
 _log = logging.getLogger(__name__)
-
-
-def versions(source: Source) -> Mapping[str, int]:
-    """The newest resourceVersion seen in each collection that has one."""
-    return {plural: status.version for plural, status in source.status.items() if status.version}
 
 
 def main(argv: Sequence[str]) -> int:

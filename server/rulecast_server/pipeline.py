@@ -8,6 +8,7 @@ from typing import Protocol
 
 from rulecast.model import Changes, ServiceKey
 from rulecast_server.kube.objects import ObjectEvent
+from rulecast_server.kube.status import Source
 from rulecast_server.projection import Problem, Projector
 
 _log = logging.getLogger(__name__)
@@ -78,6 +79,11 @@ class Pipeline:
                 trigger_times=projection.trigger_times,
                 resource_versions=self._versions(),
             )
+
+
+def versions(source: Source) -> Mapping[str, int]:
+    """The newest resourceVersion seen in each collection that has one."""
+    return {plural: status.version for plural, status in source.status.items() if status.version}
 
 
 def _line(problem: Problem) -> str:

@@ -25,7 +25,8 @@ def _help() -> str:
     return "\n".join(lines)
 
 
-def _version() -> str:
+def version_text() -> str:
+    """The version of the installed package."""
     try:
         return version("rulecast")
     except PackageNotFoundError:
@@ -41,7 +42,7 @@ def run(argv: Sequence[str]) -> int:
         print(_help())
         return 0
     if name in ("-V", "--version", "version"):
-        print(f"rulecast {_version()}")
+        print(f"rulecast {version_text()}")
         return 0
     if name not in _COMMANDS:
         raise UsageError(f"no command {name!r}; `rulecast --help` lists them")

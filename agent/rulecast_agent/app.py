@@ -1,0 +1,154 @@
+"""The agent: composition of feed, reconciler, dataplane, health and connection tracking."""
+
+import asyncio
+import gc
+import logging
+import shutil
+import signal
+from collections.abc import Awaitable, Mapping, Sequence
+
+from rulecast import log
+from rulecast.errors import UsageError
+from rulecast.model import Family, ServiceKey
+from rulecast.view import ServiceView
+from rulecast_agent.dataplane.base import Dataplane
+from rulecast_agent.dataplane.nftables.dataplane import NftablesDataplane
+from rulecast_agent.feed.base import Feed
+from rulecast_agent.feed.channels import ChannelSettings, ClientTls, check_tls
+from rulecast_agent.feed.checkpoint import CheckpointFile
+from rulecast_agent.feed.client import ClientSettings, GrpcFeed
+from rulecast_agent.feed.session import AgentIdentity, AgentSession
+from rulecast_agent.health.listeners import ServiceHealthServers
+from rulecast_agent.health.server import HealthServer
+from rulecast_agent.kernel import lock, sysctl
+from rulecast_agent.kernel.addresses import InterfaceAddresses, supported_families
+from rulecast_agent.kernel.conntrack import ConntrackCleaner
+from rulecast_agent.metrics import AgentMetrics
+from rulecast_agent.reconcile import Reconciler
+from rulecast_agent.settings import AgentSettings
+from rulecast_agent.status import ProxyHealth
+
+_log = logging.getLogger(__name__)
+
+
+def agent_session(settings: AgentSettings, *, version: str) -> AgentSession:
+    """The protocol state of this agent, whatever carries it."""
+    return AgentSession(AgentIdentity(node_name=settings.node_name, version=version, mode=settings.mode))
+
+
+def remote_feed(settings: AgentSettings, *, version: str) -> Feed:
+    """The feed from the servers that the flags name. Raises UsageError for TLS files that cannot be used."""
+    tls = settings.tls
+    files = ClientTls(server_ca=tls.ca, cert=tls.cert, key=tls.key) if tls else None
+    if files is not None:
+        check_tls(files)
+    return GrpcFeed(
+        agent_session(settings, version=version),
+        ClientSettings(
+            servers=[str(server) for server in settings.servers],
+            channel=ChannelSettings(tls=files, server_name=tls.server_name if tls else ""),
+        ),
+        checkpoint=CheckpointFile(settings.state_dir, settings.node_name) if settings.state_dir else None,
+    )
+
+
+def dataplane_of(mode: str) -> Dataplane:
+    """The mechanism of a mode. Raises UsageError when this machine or this version lacks it."""
+    if mode != "nftables":
+        raise UsageError(f"--mode {mode}: not in this version; nftables is")
+    if shutil.which("nft", path=None) is None:
+        raise UsageError("--mode nftables: no program `nft` on PATH (package nftables)")
+    return NftablesDataplane()
+
+
+async def serve(settings: AgentSettings, feed: Feed, *, beside: Sequence[Awaitable[None]] = ()) -> int:
+    """Run until SIGTERM or SIGINT; rules stay in place. `beside` runs as long (a source, when standalone).
+
+    Raises UsageError for what cannot work at all.
+    """
+    log.configure(output=settings.log_format, level=settings.log_level)
+    held = lock.acquire()
+    try:
+        return await _serve(settings, feed, beside)
+    finally:
+        held.close()
+
+
+async def _serve(settings: AgentSettings, feed: Feed, beside: Sequence[Awaitable[None]]) -> int:
+    for warning in settings.warnings:
+        _log.warning("%s", warning)
+    if settings.tls is None and not settings.standalone:
+        _log.warning("--insecure: plain text, and the server is not verified")
+    metrics = AgentMetrics(mode=settings.mode)
+    health = ProxyHealth(node_name=settings.node_name, limit=2 * settings.sync_period)
+    addresses = InterfaceAddresses()
+    conntrack = ConntrackCleaner(local_ips=lambda: addresses.current, observe=metrics.conntrack)
+    service_health = ServiceHealthServers(
+        healthy=lambda: health.check().healthy, failing=metrics.health_check_listen_errors.set
+    )
+    reconciler = Reconciler(
+        settings=settings,
+        feed=feed,
+        dataplane=dataplane_of(settings.mode),
+        families=supported_families(),
+        addresses=addresses,
+        health=health,
+        metrics=metrics,
+        followers=(conntrack, service_health, _FreezeFirstState()),
+    )
+    http = HealthServer(
+        listen=settings.http,
+        health=health,
+        metrics=metrics,
+        feed_status=lambda: feed.status,
+        mode=settings.mode,
+    )
+    await http.start()
+    work: list[Awaitable[None]] = [
+        reconciler.run(),
+        conntrack.run(),
+        service_health.run(),
+        sysctl.keep(settings.conntrack),
+        *beside,
+    ]
+    _log.info("node %s, %s, HTTP on port %d", settings.node_name, settings.mode, http.port)
+    try:
+        await _until_stopped(work)
+    finally:
+        await http.stop()
+        addresses.close()
+    return 0
+
+
+async def _until_stopped(work: Sequence[Awaitable[None]]) -> None:
+    """Run all until a signal comes. A failure of one is a bug: it ends all, visibly, and rules stay."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+
+    async def run(each: Awaitable[None]) -> None:
+        await each
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(run(each)) for each in work]
+        await stop.wait()
+        for task in tasks:
+            task.cancel()
+
+
+class _FreezeFirstState:
+    """Once the first state is in, keeps the collector from walking through it again and again."""
+
+    def __init__(self) -> None:
+        self._done = False
+
+    def settled(self, changes: Mapping[ServiceKey, ServiceView | None]) -> None:  # noqa: ARG002
+        """See `reconcile.Follower`."""
+        if not self._done:
+            self._done = True
+            gc.collect()
+            gc.freeze()
+
+    def nodeport_addresses(self, addresses: Mapping[Family, tuple[str, ...] | None]) -> None:
+        """See `reconcile.Follower`."""
