@@ -2,9 +2,6 @@
 PY := .venv/bin/python
 # A group of tests may be skipped only where the machine cannot run it; REQUIRE=netns makes such a skip a failure.
 PROTO := protos/rulecast/v1/rules.proto
-# tests/cli and tests/netns drive `rulecast server` and `rulecast agent`, whose app modules are not written yet;
-# they join here with those.
-LANDED := tests/projection tests/nftables tests/packaging tests/watch
 GENERATED := core/rulecast/v1/rules_pb2.py core/rulecast/v1/rules_pb2.pyi core/rulecast/v1/rules_pb2_grpc.py
 
 .PHONY: help setup demo test check unit netns lint types layers gen gen-check bench clean
@@ -45,10 +42,10 @@ gen-check: setup
 	for f in $(GENERATED); do cmp "$$f" "$$dir/$${f#core/}" || { echo "$$f is stale: run make gen"; exit 1; }; done
 
 unit: setup
-	$(PY) -m pytest -q -n 2 --dist loadfile -m "not netns" $(LANDED)
+	$(PY) -m pytest -q -n 2 --dist loadfile -m "not netns"
 
 netns: setup
-	$(PY) -m pytest -q -m netns tests/nftables
+	$(PY) -m pytest -q -m netns
 
 bench: setup
 	$(PY) -m bench

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 # Read when gRPC is first imported.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import grpc
 import msgspec

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 # Read when gRPC is first imported. Its fork handlers deadlock and leak; we start programs without forking.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import grpc
 import msgspec

@@ -4,6 +4,8 @@ import os
 
 # Read when gRPC is first imported. Its fork handlers deadlock and leak, and nothing here forks.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+# Its own lines on standard error stand beside ours, which say the same with names.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import grpc
 import msgspec
@@ -76,8 +78,8 @@ class RpcServer:
                 self.port = self._server.add_secure_port(address, self.credentials.credentials)
             else:
                 self.port = self._server.add_insecure_port(address)
-        except RuntimeError as error:
-            raise UsageError(f"--listen {address}: cannot be bound ({error})") from None
+        except RuntimeError:
+            raise UsageError(f"--listen {address}: in use, or not an address of this host") from None
         await self._server.start()
 
     async def set_serving(self, *, serving: bool) -> None:
