@@ -1,14 +1,9 @@
 """gRPC channels to servers: one for each, kept for life, made anew only for new TLS files."""
 
 import asyncio
-import os
 import ssl
 from pathlib import Path
 from typing import NamedTuple
-
-# Read when gRPC is first imported.
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import grpc
 import msgspec

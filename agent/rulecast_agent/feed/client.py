@@ -5,15 +5,10 @@ Only the transport; what frames mean is in `session` and `desired`, which outliv
 
 import asyncio
 import logging
-import os
 import random
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-
-# Read when gRPC is first imported. Its fork handlers deadlock and leak; we start programs without forking.
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import grpc
 import msgspec

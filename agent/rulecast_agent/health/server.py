@@ -1,8 +1,8 @@
 """The agent's HTTP port: /healthz, /livez, /readyz, /metrics and /proxyMode.
 
 /healthz and /livez are kube-proxy's (KEP-3836): 200 or 503, and a JSON body of lastUpdated, currentTime and,
-for /healthz, nodeEligible. /healthz adds `reasons` and `feed`, which load balancers do not read. A lost server
-changes no status code; see `status.ProxyHealth`.
+for /healthz, nodeEligible. /healthz adds `reasons` and `feed`, which load balancers do not read. A lost
+server changes no status code; see `status.ProxyHealth`.
 """
 
 import asyncio

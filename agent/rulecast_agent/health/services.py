@@ -1,7 +1,7 @@
 """Which health-check node ports there are, and how many local endpoints stand behind each. Pure.
 
 The count is of distinct addresses that are ready on this node, over all ports of the Service: terminating
-endpoints still get traffic but no longer count, so that a load balancer drains the node. Families are separate,
+endpoints still get traffic but no longer count, so that a load balancer drains the node. Families are apart,
 as in kube-proxy: who asks over IPv4 hears of the IPv4 endpoints.
 """
 

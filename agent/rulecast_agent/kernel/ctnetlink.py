@@ -276,7 +276,7 @@ class _Connection:
                     if sequence == self._sequence:
                         if failure:
                             raise OSError(failure, os.strerror(failure))
-                        return len(identities) - gone
+                        return len(identities) - int(gone)
                 position += (length + 3) & ~3
 
     def _message(self, kind: int, flags: int, family: Family, body: bytes) -> bytes:

@@ -56,6 +56,7 @@ class ScopeState:
         self._deltas: dict[int, Encoded] = {}
         self._catch_ups: dict[tuple[int, ...], Encoded] = {}
         self._confirmation: Encoded | None = None
+        self._proof: Encoded | None = None
         self._snapshot: Snapshot | None = None
         self._churn = 0
         """Resources changed since the snapshot was encoded."""
@@ -118,6 +119,7 @@ class ScopeState:
         self._deltas.clear()
         self._catch_ups.clear()
         self._confirmation = None
+        self._proof = None
         return before
 
     def forget_oldest(self) -> None:
@@ -130,8 +132,14 @@ class ScopeState:
         """A revision at which the scope had this digest; None: not as far back as the log goes."""
         return self.head if digest == self.digest else self._seen.get(digest)
 
+    def proof(self) -> Encoded:
+        """The digest alone, for an idle mark. Without the name: that would answer a question."""
+        if self._proof is None:
+            self._proof = lay_out(self.slot, (scope_body(digest=self.digest),))
+        return self._proof
+
     def confirmation(self) -> Encoded:
-        """The scope's name and digest, for a session whose agent holds the content already."""
+        """The scope's name and digest, which answer an agent that holds the content already."""
         if self._confirmation is None:
             body = scope_body(scope=self.name, digest=self.digest)
             self._confirmation = lay_out(self.slot, (body,))

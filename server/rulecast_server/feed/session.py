@@ -111,7 +111,7 @@ class Session:
         log = self._log
         if frames or not log.synced:
             return frames
-        parts = [log.scope(scope).confirmation() for scope in self.scopes]
+        parts = [log.scope(scope).proof() for scope in self.scopes]
         return assemble(parts, log.mark(log.revision, int(now * 1000), self._interval_ms), zstd=self._zstd)
 
     def _concerned(self) -> bool:

@@ -1,1 +1,8 @@
-"""The gRPC edge of the server."""
+"""The gRPC shell."""
+
+import os
+
+# Read when gRPC is first imported. Its fork handlers deadlock and leak, and nothing here forks.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+# Its own lines on standard error would stand beside ours, which say the same with names.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -1,12 +1,5 @@
 """The gRPC server: Rules, health, reflection, channelz."""
 
-import os
-
-# Read when gRPC is first imported. Its fork handlers deadlock and leak, and nothing here forks.
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-# Its own lines on standard error stand beside ours, which say the same with names.
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-
 import grpc
 import msgspec
 from grpc_channelz.v1 import channelz
