@@ -88,6 +88,8 @@ def decode_checkpoint(data: bytes) -> Checkpoint:
         raise CheckpointError("wrong checksum")
     try:
         plain = zstandard.ZstdDecompressor().decompress(body, max_output_size=plain_length)
+        if len(plain) != plain_length:
+            raise CheckpointError(f"{len(plain)} bytes decompressed instead of {plain_length}")
         record = msgspec.msgpack.decode(plain, type=_Record)
         contents = [(Scope(each.scope), _resources(each)) for each in record.scopes]
     except (zstandard.ZstdError, msgspec.MsgspecError, ValueError) as error:
