@@ -5,6 +5,7 @@ import logging
 import os
 import socket
 import struct
+import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
@@ -33,17 +34,8 @@ def supported_families() -> tuple[Family, ...]:
 
 def list_addresses(ignored: Collection[str] = IGNORED) -> frozenset[str]:
     """All local addresses, loopback included, canonical. Raises OSError."""
-    skip = set()
-    for name in ignored:
-        try:
-            skip.add(socket.if_nametoindex(name))
-        except OSError:
-            continue
-    for _ in range(5):
-        found, whole = _dump(skip)
-        if whole:
-            return found
-    return found
+    with _open(0) as netlink:
+        return _list(netlink, _indices(ignored))
 
 
 class InterfaceAddresses:
@@ -54,7 +46,9 @@ class InterfaceAddresses:
         self._ignored = ignored
         self._monitor = _open(_GROUPS)
         self._monitor.setblocking(False)
-        self.current: Collection[str] = list_addresses(ignored)
+        # Made here and kept: a worker thread may belong to another network namespace.
+        self._netlink = _open(0)
+        self.current: Collection[str] = _list(self._netlink, _indices(ignored))
 
     async def run(self, on_change: Callable[[], None]) -> None:
         """Watch until cancelled; `on_change` is called after `current` changed."""
@@ -72,7 +66,7 @@ class InterfaceAddresses:
                     pass
                 changed.clear()
                 try:
-                    current = await asyncio.to_thread(list_addresses, self._ignored)
+                    current = await asyncio.to_thread(_list, self._netlink, _indices(self._ignored))
                 except OSError as error:
                     _LOG.error("cannot list interface addresses: %s", error.strerror)
                     continue
@@ -83,8 +77,9 @@ class InterfaceAddresses:
             loop.remove_reader(self._monitor)
 
     def close(self) -> None:
-        """Close the notification socket."""
+        """Close the sockets."""
         self._monitor.close()
+        self._netlink.close()
 
     def _drain(self, changed: asyncio.Event) -> None:
         try:
@@ -100,23 +95,42 @@ class InterfaceAddresses:
 
 def _open(groups: int) -> socket.socket:
     opened = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
+    opened.settimeout(10.0)
     opened.bind((0, groups))
     return opened
 
 
-def _dump(skip: Collection[int]) -> tuple[frozenset[str], bool]:
+def _indices(names: Collection[str]) -> frozenset[int]:
+    found = set()
+    for name in names:
+        try:
+            found.add(socket.if_nametoindex(name))
+        except OSError:
+            continue
+    return frozenset(found)
+
+
+def _list(netlink: socket.socket, skip: Collection[int]) -> frozenset[str]:
+    for _ in range(5):
+        found, whole = _dump(netlink, skip)
+        if whole:
+            break
+    return found
+
+
+def _dump(netlink: socket.socket, skip: Collection[int]) -> tuple[frozenset[str], bool]:
+    """The addresses, and whether none changed meanwhile."""
+    sequence = time.monotonic_ns() & 0xFFFFFFFF
+    netlink.send(_HEADER.pack(24, _GETADDR, _REQUEST_DUMP, sequence, 0) + _IFADDRMSG.pack(0, 0, 0, 0, 0))
     found: set[str] = set()
     whole = True
-    with _open(0) as dump:
-        dump.settimeout(10.0)
-        dump.send(_HEADER.pack(24, _GETADDR, _REQUEST_DUMP, 1, 0) + _IFADDRMSG.pack(0, 0, 0, 0, 0))
-        while True:
-            data = dump.recv(1 << 17)
-            position = 0
-            while position + 16 <= len(data):
-                length, kind, flags, _, _ = _HEADER.unpack_from(data, position)
-                if flags & _INTERRUPTED:
-                    whole = False
+    while True:
+        data = netlink.recv(1 << 17)
+        position = 0
+        while position + 16 <= len(data):
+            length, kind, flags, answered, _ = _HEADER.unpack_from(data, position)
+            if answered == sequence:
+                whole = whole and not flags & _INTERRUPTED
                 if kind == _DONE:
                     return frozenset(found), whole
                 if kind == _ERROR:
@@ -126,7 +140,7 @@ def _dump(skip: Collection[int]) -> tuple[frozenset[str], bool]:
                     family, _, _, _, index = _IFADDRMSG.unpack_from(data, position + 16)
                     if index not in skip:
                         found.update(_address(family, data[position + 24 : position + length]))
-                position += (length + 3) & ~3
+            position += (length + 3) & ~3
 
 
 def _address(family: int, attributes: bytes) -> tuple[str, ...]:
