@@ -1,7 +1,6 @@
 """A network namespace of its own for each kernel test."""
 
 import os
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 
@@ -14,8 +13,6 @@ from rulecast_agent.dataplane.nftables.dataplane import NftablesDataplane
 @pytest.fixture
 def namespace() -> Iterator[str]:
     """A fresh namespace; the test runs inside it."""
-    if os.geteuid() != 0 or shutil.which("nft") is None:
-        pytest.skip("needs root and nft")
     name = f"rcnft{os.getpid()}"
     subprocess.run(["ip", "netns", "add", name], check=True)
     netns.pushns(name)
