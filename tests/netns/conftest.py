@@ -1,5 +1,6 @@
 """One lab, one server and two agents for all packet tests."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
