@@ -3,15 +3,14 @@
 import asyncio
 import gc
 import logging
-import shutil
 import signal
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 
 from rulecast import log
 from rulecast.errors import UsageError
 from rulecast.model import Family, ServiceKey
 from rulecast.view import ServiceView
-from rulecast_agent.dataplane.base import Dataplane
+from rulecast_agent.dataplane.base import Dataplane, DataplaneError
 from rulecast_agent.dataplane.nftables.dataplane import NftablesDataplane
 from rulecast_agent.feed.base import Feed
 from rulecast_agent.feed.channels import ChannelSettings, ClientTls, check_tls
@@ -29,6 +28,9 @@ from rulecast_agent.settings import AgentSettings
 from rulecast_agent.status import ProxyHealth
 
 _log = logging.getLogger(__name__)
+
+Job = Callable[[], Coroutine[None, None, None]]
+"""Something that runs as long as the agent does."""
 
 
 def agent_session(settings: AgentSettings, *, version: str) -> AgentSession:
@@ -56,12 +58,15 @@ def dataplane_of(mode: str) -> Dataplane:
     """The mechanism of a mode. Raises UsageError when this machine or this version lacks it."""
     if mode != "nftables":
         raise UsageError(f"--mode {mode}: not in this version; nftables is")
-    if shutil.which("nft", path=None) is None:
-        raise UsageError("--mode nftables: no program `nft` on PATH (package nftables)")
-    return NftablesDataplane()
+    dataplane = NftablesDataplane()
+    try:
+        dataplane.probe()
+    except DataplaneError as error:
+        raise UsageError(f"--mode {mode}: {error}") from None
+    return dataplane
 
 
-async def serve(settings: AgentSettings, feed: Feed, *, beside: Sequence[Awaitable[None]] = ()) -> int:
+async def serve(settings: AgentSettings, feed: Feed, *, beside: Sequence[Job] = ()) -> int:
     """Run until SIGTERM or SIGINT; rules stay in place. `beside` runs as long (a source, when standalone).
 
     Raises UsageError for what cannot work at all.
@@ -74,7 +79,8 @@ async def serve(settings: AgentSettings, feed: Feed, *, beside: Sequence[Awaitab
         held.close()
 
 
-async def _serve(settings: AgentSettings, feed: Feed, beside: Sequence[Awaitable[None]]) -> int:
+async def _serve(settings: AgentSettings, feed: Feed, beside: Sequence[Job]) -> int:
+    dataplane = dataplane_of(settings.mode)
     for warning in settings.warnings:
         _log.warning("%s", warning)
     if settings.tls is None and not settings.standalone:
@@ -89,7 +95,7 @@ async def _serve(settings: AgentSettings, feed: Feed, beside: Sequence[Awaitable
     reconciler = Reconciler(
         settings=settings,
         feed=feed,
-        dataplane=dataplane_of(settings.mode),
+        dataplane=dataplane,
         families=supported_families(),
         addresses=addresses,
         health=health,
@@ -104,11 +110,11 @@ async def _serve(settings: AgentSettings, feed: Feed, beside: Sequence[Awaitable
         mode=settings.mode,
     )
     await http.start()
-    work: list[Awaitable[None]] = [
-        reconciler.run(),
-        conntrack.run(),
-        service_health.run(),
-        sysctl.keep(settings.conntrack),
+    work: list[Job] = [
+        reconciler.run,
+        conntrack.run,
+        service_health.run,
+        lambda: sysctl.keep(settings.conntrack),
         *beside,
     ]
     _log.info("node %s, %s, HTTP on port %d", settings.node_name, settings.mode, http.port)
@@ -120,18 +126,15 @@ async def _serve(settings: AgentSettings, feed: Feed, beside: Sequence[Awaitable
     return 0
 
 
-async def _until_stopped(work: Sequence[Awaitable[None]]) -> None:
+async def _until_stopped(work: Sequence[Job]) -> None:
     """Run all until a signal comes. A failure of one is a bug: it ends all, visibly, and rules stay."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
 
-    async def run(each: Awaitable[None]) -> None:
-        await each
-
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(run(each)) for each in work]
+        tasks = [group.create_task(job()) for job in work]
         await stop.wait()
         for task in tasks:
             task.cancel()

@@ -1,5 +1,6 @@
 """Bad input on the command line gets one clear line on stderr and exit code 2, never a traceback."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -7,13 +8,13 @@ from pathlib import Path
 import pytest
 
 
-def rulecast(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def rulecast(*args: str, without_rights: bool = False) -> subprocess.CompletedProcess[str]:
+    drop = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if without_rights else []
     return subprocess.run(
-        [sys.executable, "-m", "rulecast.cli", *args],
+        [*drop, sys.executable, "-m", "rulecast.cli", *args],
         capture_output=True,
         text=True,
         timeout=30,
-        cwd=cwd,
     )
 
 
@@ -113,3 +114,19 @@ def test_help_lists_every_command() -> None:
     assert result.returncode == 0
     for command in ("server", "agent", "cleanup", "demo"):
         assert command in result.stdout
+
+
+def test_an_agent_without_rights_is_refused_at_start_and_not_retried() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give its rights away")
+    result = rulecast(
+        *("agent", "--server", "127.0.0.1:1", "--insecure", "--node-name", "n1", "--http", "127.0.0.1:0"),
+        without_rights=True,
+    )
+    assert_refused(result, "nftables", "not permitted")
+
+
+@pytest.mark.parametrize("mode", ["iptables", "ipvs"])
+def test_a_mode_that_this_version_lacks_is_refused_by_name(mode: str, tmp_path: Path) -> None:
+    result = rulecast("agent", "--standalone", "--manifests", str(tmp_path), "--mode", mode)
+    assert_refused(result, mode)

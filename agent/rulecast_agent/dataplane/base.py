@@ -62,6 +62,13 @@ class DataplaneError(Exception):
 class Dataplane(Protocol):
     """One mechanism. The first `apply` is full; nothing touches the kernel before it."""
 
+    def probe(self) -> None:
+        """Look whether the mechanism can be used here: its program, the kernel's part, our rights.
+
+        Writes nothing. Raises DataplaneError, which at start is the operator's to mend.
+        """
+        ...
+
     def apply(self, update: Update, host: HostConfig) -> Receipt:
         """Bring the kernel to `update`; only differences are written.
 

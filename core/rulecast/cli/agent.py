@@ -57,4 +57,4 @@ async def _standalone(settings: AgentSettings, source_flags: SourceSettings) -> 
             await asyncio.sleep(10)
             local.pump(idle=True)
 
-    return await app.serve(settings, feed, beside=(watch(), mark()))
+    return await app.serve(settings, feed, beside=(watch, mark))

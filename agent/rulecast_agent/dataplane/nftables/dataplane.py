@@ -47,6 +47,14 @@ class NftablesDataplane:
         self._full_check_due = False
         self._last_full = -1e9
 
+    def probe(self) -> None:
+        """See `Dataplane.probe`."""
+        try:
+            self._open().has_table(names.NFPROTO[Family.IPV4], names.TABLE)
+            self._nft.run("", check=True)
+        except _KERNEL_ERRORS as error:
+            raise DataplaneError(f"nftables: {error}") from error
+
     def apply(self, update: Update, host: HostConfig) -> Receipt:
         """See `Dataplane.apply`."""
         self._revision = update.revision
