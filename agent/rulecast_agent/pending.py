@@ -10,11 +10,13 @@ class Pending:
     A full update in it stays full until it is taken. Memory is bounded by the number of services.
     """
 
+    _services: dict[ServiceKey, ServiceView | None]
+    _triggers: dict[ServiceKey, float]
+    _full: bool
+    _last: tuple[Revision, NodeInfo | None, ClusterInfo] | None
+
     def __init__(self) -> None:
-        self._services: dict[ServiceKey, ServiceView | None] = {}
-        self._triggers: dict[ServiceKey, float] = {}
-        self._full = False
-        self._last: tuple[Revision, NodeInfo | None, ClusterInfo] | None = None
+        self._clear()
 
     def __bool__(self) -> bool:
         return self._last is not None
@@ -41,9 +43,8 @@ class Pending:
         else:
             self._services.update(update.services)
         # The latency of a service counts from its earliest change that is not in the kernel.
-        self._triggers = (
-            {**update.trigger_times, **self._triggers} if update.trigger_times else self._triggers
-        )
+        for key, trigger in update.trigger_times.items():
+            self._triggers.setdefault(key, trigger)
         self._last = (update.revision, update.node, update.cluster)
 
     def take(self) -> Update | None:
@@ -59,7 +60,7 @@ class Pending:
             cluster=cluster,
             trigger_times=self._triggers,
         )
-        self.__init__()  # type: ignore[misc]
+        self._clear()
         return update
 
     def restore(self, update: Update) -> None:
@@ -68,3 +69,9 @@ class Pending:
         self.add(update)
         if newer is not None:
             self.add(newer)
+
+    def _clear(self) -> None:
+        self._services = {}
+        self._triggers = {}
+        self._full = False
+        self._last = None

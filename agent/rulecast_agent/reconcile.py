@@ -89,6 +89,7 @@ class Reconciler:
         self._pending = Pending()
         self._node: NodeInfo | None = None
         """As last known: when the Node object goes, its facts stay in the rules."""
+        self._node_missing = False
         self._cluster = ClusterInfo()
         self._revision = Revision(0)
         self._host: HostConfig | None = None
@@ -120,6 +121,12 @@ class Reconciler:
     def _on_update(self, update: Update) -> None:
         self._pending.add(update)
         self._revision = update.revision
+        if update.node is None and not self._node_missing:
+            _LOG.warning(
+                "the server knows no Node named %r: node ports and local detection may be missing",
+                self._settings.node_name,
+            )
+        self._node_missing = update.node is None
         self._health.node(update.node)
         self._health.queued()
         self._metrics.queued(update, len(self._pending))

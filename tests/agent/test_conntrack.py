@@ -12,7 +12,7 @@ from rulecast_agent.kernel.conntrack import ConntrackCleaner
 from rulecast_agent.kernel.ctnetlink import ConntrackError, Removed
 from rulecast_agent.kernel.udp_flows import Targets
 from tests.agent.fakes import ManualClock, quiet, running, until
-from tests.agent.test_udp_flows import ALL, STAT, A, B, C, packed, stat
+from tests.agent.udp import ALL, STAT, A, B, C, packed, stat
 from tests.agent.values import key, view
 
 pytestmark = pytest.mark.asyncio

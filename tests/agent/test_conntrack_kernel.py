@@ -11,7 +11,7 @@ from rulecast_agent.kernel import ctnetlink
 from rulecast_agent.kernel.ctnetlink import remove_stale
 from rulecast_agent.kernel.udp_flows import Frontend, Targets
 from tests.agent.flows import Flow, add, flow, listed
-from tests.agent.test_udp_flows import A, B, C, frontend, packed
+from tests.agent.udp import A, B, C, frontend, packed
 
 pytestmark = [pytest.mark.netns, pytest.mark.usefixtures("namespace")]
 NODE_PORTS = {
