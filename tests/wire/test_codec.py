@@ -141,8 +141,8 @@ POSITION = {
     [
         Hello(node_name="n1"),
         Hello(node_name="n1", agent_version="v", mode="ipvs", instance="i", zstd=True, position=POSITION),
-        Resync(position=POSITION),
-        Resync(position={}),
+        Resync(id=7, position=POSITION),
+        Resync(id=1, position={}),
         Ack(revision=3),
         Ack(revision=3, apply_ms=7, errors=(("k", "refused"),), error_count=1, node_error="no nft"),
     ],
@@ -162,6 +162,10 @@ def test_an_ack_is_bounded() -> None:
     assert decode_request(data).error_count == 5000
 
 
+def _resync(**fleet: str) -> pb.WatchRequest:
+    return pb.WatchRequest(resync=pb.Resync(id=1, position=pb.Position(fleet=pb.ScopePosition(**fleet))))
+
+
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
@@ -170,11 +174,11 @@ def test_an_ack_is_bounded() -> None:
         (pb.WatchRequest(hello=pb.Hello(node_name="a/b")), "not a node's name"),
         (pb.WatchRequest(hello=pb.Hello(node_name="a\nb")), "not a node's name"),
         (
-            pb.WatchRequest(resync=pb.Position(fleet=pb.ScopePosition(scope="node/n1", digest="0" * 16))),
+            _resync(scope="node/n1", digest="0" * 16),
             "given as the fleet",
         ),
         (
-            pb.WatchRequest(resync=pb.Position(fleet=pb.ScopePosition(scope="fleet", digest="1"))),
+            _resync(scope="fleet", digest="1"),
             "not a digest",
         ),
     ],

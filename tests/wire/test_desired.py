@@ -6,7 +6,7 @@ from rulecast.model import FLEET, ClusterInfo, Endpoint, NodeInfo, ServiceKey, n
 from rulecast.v1 import rules_pb2 as pb
 from rulecast.view import ServiceView
 from rulecast.wire.decode import decode_frame
-from rulecast.wire.messages import Frame, Slot, WireError
+from rulecast.wire.messages import Frame, Resync, Slot, WireError
 from rulecast_agent.feed.desired import Commit, Desired
 from rulecast_server.feed import DeltaLog, Session
 from tests.wire import values
@@ -210,7 +210,7 @@ def test_when_buckets_do_not_help_everything_is_asked_for() -> None:
     frames = pair.frames()
     wrong = [Frame(steps=[_without_reset(step) for step in frame.steps], mark=frame.mark) for frame in frames]
     commit = [pair.desired.frame(frame) for frame in wrong][-1]
-    assert commit.resync == {}
+    assert commit.resync == Resync(id=2, position={})
     pair.session.resync(commit.resync)
     assert pair.step().committed
     assert pair.desired.views == values.node_view(pair.contents, NODE)

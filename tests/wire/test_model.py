@@ -173,7 +173,7 @@ class WireMachine(RuleBasedStateMachine):
     def server_reads(self) -> None:
         request = decode_request(self.link.requests.popleft())
         if isinstance(request, Resync):
-            self.link.session.resync(request.position)
+            self.link.session.resync(request)
         else:
             assert isinstance(request, Ack)
             assert self.link.acked <= request.revision <= self.link.log.revision

@@ -26,7 +26,17 @@ from rulecast.model import (
     node_scope,
 )
 from rulecast.view import ServiceView, Update
-from rulecast.wire.messages import Frame, Mark, Position, ScopeStep, SetChange, Slot, WireError, slot_of
+from rulecast.wire.messages import (
+    Frame,
+    Mark,
+    Position,
+    Resync,
+    ScopeStep,
+    SetChange,
+    Slot,
+    WireError,
+    slot_of,
+)
 from rulecast_agent.feed.store import ScopeStore
 
 _RETRY_MARKS = 10
@@ -40,7 +50,7 @@ class Commit(NamedTuple):
     mark: Mark
     update: Update | None
     """None: this node's rules stay as they are."""
-    resync: Position | None
+    resync: Resync | None
     """To be asked of the server."""
     committed: bool
     """The step took effect. If not, its content waits to be mended."""
@@ -75,7 +85,8 @@ class Desired:
         self._cluster = ClusterInfo()
         self._revision = 0
         self._doubt = _Doubt.NONE
-        self._answered = False
+        self._question_id = 0
+        """Of the last question on this stream."""
         self._marks_unanswered = 0
         self._unverified: set[Slot] = set()
         self._unknown = 0
@@ -137,6 +148,7 @@ class Desired:
         self._staged.clear()
         self._expected.clear()
         self._doubt = _Doubt.NONE
+        self._question_id = 0
         self._unverified.clear()
 
     def frame(self, frame: Frame) -> Commit | None:
@@ -154,15 +166,13 @@ class Desired:
         staged, self._staged = self._staged, []
         for step in staged:
             self._apply(step)
-        # Only the answer to a question names all three scopes; a node's move names its zone alone.
-        self._answered |= {step.slot for step in staged if step.scope is not None} == set(Slot)
         self.resource_versions.update(mark.resource_versions)
         self.counters["marks"] += 1
         if len(self._filled) < len(Slot):
             raise WireError("a mark before all scopes were sent")
         wrong = {slot for slot, digest in self._expected.items() if self._stores[slot].digest != digest}
         self._unverified &= wrong
-        resync = self._question(wrong - self._unverified)
+        resync = self._question(wrong - self._unverified, answered=mark.resync == self._question_id)
         if self.waiting:
             return Commit(mark, None, resync, committed=False)
         return Commit(mark, self._emit(), None, committed=True)
@@ -197,7 +207,7 @@ class Desired:
         if step.digest is not None:
             self._expected[step.slot] = step.digest
 
-    def _question(self, wrong: set[Slot]) -> Position | None:
+    def _question(self, wrong: set[Slot], *, answered: bool) -> Resync | None:
         """What to ask the server, given the slots whose digests are wrong."""
         if not wrong:
             self._doubt = _Doubt.NONE
@@ -205,7 +215,7 @@ class Desired:
         if self._doubt is _Doubt.NONE:
             self.counters["mismatches"] += 1
             return self._ask(_Doubt.BUCKETS)
-        if not self._answered:
+        if not answered:
             self._marks_unanswered += 1
             return self._ask(self._doubt) if self._marks_unanswered >= _RETRY_MARKS else None
         if self._doubt is _Doubt.BUCKETS:
@@ -215,11 +225,11 @@ class Desired:
         self.counters["unverified"] += 1
         return None
 
-    def _ask(self, doubt: _Doubt) -> Position:
+    def _ask(self, doubt: _Doubt) -> Resync:
         self._doubt = doubt
-        self._answered = False
         self._marks_unanswered = 0
-        return self.position() if doubt is _Doubt.BUCKETS else {}
+        self._question_id += 1
+        return Resync(id=self._question_id, position=self.position() if doubt is _Doubt.BUCKETS else {})
 
     def _emit(self) -> Update | None:
         full = not self._revision

@@ -13,7 +13,7 @@ import msgspec
 
 from rulecast.view import Receipt, Update
 from rulecast.wire.decode import decode_frame
-from rulecast.wire.messages import MAX_ERRORS, Ack, Hello, Resync
+from rulecast.wire.messages import MAX_ERRORS, Ack, Hello
 from rulecast.wire.requests import encode_request
 from rulecast_agent.feed.base import FeedStatus
 from rulecast_agent.feed.desired import Desired
@@ -137,7 +137,7 @@ class AgentSession:
         if commit.mark.interval_ms:
             self.mark_interval = commit.mark.interval_ms / 1000
         if commit.resync is not None:
-            self._resync = encode_request(Resync(position=commit.resync))
+            self._resync = encode_request(commit.resync)
         if not commit.committed:
             return None
         self._last_mark = self._clock()

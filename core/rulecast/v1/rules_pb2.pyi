@@ -133,7 +133,7 @@ class Cluster(_message.Message):
     def __init__(self, service_cidrs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Mark(_message.Message):
-    __slots__ = ("revision", "time_ms", "resource_versions", "interval_ms")
+    __slots__ = ("revision", "time_ms", "resource_versions", "interval_ms", "resync")
     class ResourceVersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -145,11 +145,13 @@ class Mark(_message.Message):
     TIME_MS_FIELD_NUMBER: _ClassVar[int]
     RESOURCE_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
+    RESYNC_FIELD_NUMBER: _ClassVar[int]
     revision: int
     time_ms: int
     resource_versions: _containers.ScalarMap[str, int]
     interval_ms: int
-    def __init__(self, revision: _Optional[int] = ..., time_ms: _Optional[int] = ..., resource_versions: _Optional[_Mapping[str, int]] = ..., interval_ms: _Optional[int] = ...) -> None: ...
+    resync: int
+    def __init__(self, revision: _Optional[int] = ..., time_ms: _Optional[int] = ..., resource_versions: _Optional[_Mapping[str, int]] = ..., interval_ms: _Optional[int] = ..., resync: _Optional[int] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("hello", "ack", "resync")
@@ -158,8 +160,16 @@ class WatchRequest(_message.Message):
     RESYNC_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     ack: Ack
-    resync: Position
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., resync: _Optional[_Union[Position, _Mapping]] = ...) -> None: ...
+    resync: Resync
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., resync: _Optional[_Union[Resync, _Mapping]] = ...) -> None: ...
+
+class Resync(_message.Message):
+    __slots__ = ("id", "position")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    position: Position
+    def __init__(self, id: _Optional[int] = ..., position: _Optional[_Union[Position, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("node_name", "agent_version", "mode", "position", "compressions", "instance")

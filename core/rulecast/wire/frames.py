@@ -113,6 +113,11 @@ def mark_frame(
     return pb.Frame(mark=mark).SerializeToString(deterministic=True)
 
 
+def answer_frame(resync: int) -> bytes:
+    """What to put behind a mark that answers a resync: joined, the two are one mark."""
+    return pb.Frame(mark=pb.Mark(resync=resync)).SerializeToString()
+
+
 def _frame(slot: Slot, bodies: Sequence[bytes]) -> bytes:
     body = b"".join(bodies)
     # A length-delimited field, wire type 2.

@@ -76,6 +76,8 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     time_ms: int
     resource_versions: Mapping[str, int] = {}
     interval_ms: int = 0
+    resync: int = 0
+    """The id of the newest resync that the step answers; 0: none."""
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -111,6 +113,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
 class Resync(msgspec.Struct, frozen=True, kw_only=True):
     """An agent found that its digests are not the server's."""
 
+    id: int
     position: Position
 
 

@@ -37,7 +37,8 @@ def encode_request(request: Request) -> bytes:
             hello.position.CopyFrom(_position(request.position))
         return pb.WatchRequest(hello=hello).SerializeToString()
     if isinstance(request, Resync):
-        return pb.WatchRequest(resync=_position(request.position)).SerializeToString()
+        resync = pb.Resync(id=request.id, position=_position(request.position))
+        return pb.WatchRequest(resync=resync).SerializeToString()
     ack = pb.Ack(
         revision=request.revision,
         apply_ms=min(request.apply_ms, 0xFFFFFFFF),
@@ -71,7 +72,7 @@ def decode_request(data: bytes) -> Request | None:
             position=_parse_position(hello.position),
         )
     if kind == "resync":
-        return Resync(position=_parse_position(message.resync))
+        return Resync(id=message.resync.id, position=_parse_position(message.resync.position))
     if kind == "ack":
         ack = message.ack
         return Ack(

@@ -210,7 +210,7 @@ class Stream:
             self._acks.received(request, at_most=self._sent_revision)
         else:
             self._hub.counters.resyncs += 1
-            self._session.resync(request.position)
+            self._session.resync(request)
             self.wake()
 
     def wake(self) -> None:

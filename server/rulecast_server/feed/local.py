@@ -47,7 +47,7 @@ class LocalSession:
         elif self._session is None:
             raise WireError("the first request is not a hello")
         elif isinstance(message, Resync):
-            self._session.resync(message.position)
+            self._session.resync(message)
         elif isinstance(message, Ack):
             self.acks.received(message, at_most=self.log.revision)
         self.pump()

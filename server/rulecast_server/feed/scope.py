@@ -133,7 +133,7 @@ class ScopeState:
         return self.head if digest == self.digest else self._seen.get(digest)
 
     def proof(self) -> Encoded:
-        """The digest alone, for an idle mark. Without the name: that would answer a question."""
+        """The digest alone, for an idle mark. Without the name, which would be 20 bytes for nothing."""
         if self._proof is None:
             self._proof = lay_out(self.slot, (scope_body(digest=self.digest),))
         return self._proof

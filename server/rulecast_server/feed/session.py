@@ -7,8 +7,8 @@ next position says what it holds.
 
 from rulecast.digest import FLEET_BUCKETS, OTHER_BUCKETS
 from rulecast.model import FLEET, Digest, Scope, node_scope, zone_scope
-from rulecast.wire.frames import NOTHING, Encoded, assemble
-from rulecast.wire.messages import Position, ScopePosition, Slot
+from rulecast.wire.frames import NOTHING, Encoded, answer_frame, assemble
+from rulecast.wire.messages import Position, Resync, ScopePosition, Slot
 from rulecast_server.feed.log import DeltaLog
 from rulecast_server.feed.scope import ScopeState
 
@@ -45,6 +45,8 @@ class Session:
         """What the agent says it holds, to be answered with the next step; None: nothing to answer."""
         self._trusted = True
         """The claim may be a revision in the log: no frame of ours is on its way to the agent."""
+        self._resync = 0
+        """The resync that the next step answers."""
 
     @property
     def revision(self) -> int:
@@ -63,9 +65,10 @@ class Session:
         """The scopes whose changes concern this agent. A node's zone changes in the node's own scope."""
         return FLEET, self._zone_scope, self._node_scope
 
-    def resync(self, position: Position) -> None:
+    def resync(self, request: Resync) -> None:
         """The agent's digests are not ours: with the next step, send it what differs by content."""
-        self._claimed = position
+        self._claimed = request.position
+        self._resync = request.id
         # What was written since is still to be applied on top of that position: only replacing whole buckets
         # is right whatever that does.
         self._trusted = False
@@ -164,4 +167,8 @@ class Session:
             node.buckets if node is not None else _EMPTY[2],
         )
         self._at = log.revision
-        return assemble(parts, log.mark(since, int(now * 1000), self._interval_ms), zstd=self._zstd)
+        mark = log.mark(since, int(now * 1000), self._interval_ms)
+        if self._resync:
+            mark += answer_frame(self._resync)
+            self._resync = 0
+        return assemble(parts, mark, zstd=self._zstd)
