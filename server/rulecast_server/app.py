@@ -15,7 +15,7 @@ from rulecast_server.rpc.credentials import TlsFiles
 from rulecast_server.rpc.server import RpcServer, RpcSettings
 from rulecast_server.settings import ServerSettings, parse
 from rulecast_server.web.metrics import registry
-from rulecast_server.web.routes import HttpServer
+from rulecast_server.web.routes import http_listener
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ async def _serve(settings: ServerSettings) -> int:
     def not_ready() -> list[str]:
         return [] if pipeline.ready else source.problems() or ["the first lists are not in yet"]
 
-    http = HttpServer(
+    http = http_listener(
         listen=settings.http,
         live=list,
         ready=not_ready,

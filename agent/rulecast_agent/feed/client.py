@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 import grpc
 import msgspec
 
+from rulecast.backoff import Backoff
 from rulecast.errors import UsageError
 from rulecast.view import Receipt, Update
 from rulecast.wire.messages import WireError
-from rulecast_agent.feed.backoff import Backoff
 from rulecast_agent.feed.base import FeedStatus
 from rulecast_agent.feed.channels import Channels, ChannelSettings
 from rulecast_agent.feed.checkpoint import CheckpointError, CheckpointFile, CheckpointWriter
@@ -61,7 +61,7 @@ class GrpcFeed:
         self._servers = list(settings.servers)
         # Each agent begins somewhere else, and stays there as long as that works.
         random.shuffle(self._servers)
-        self._backoff = Backoff(initial=settings.retry_initial, maximum=settings.retry_maximum)
+        self._backoff = Backoff(first=settings.retry_initial, limit=settings.retry_maximum)
         self._file = checkpoint
         self._writer = (
             CheckpointWriter(

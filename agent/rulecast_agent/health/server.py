@@ -5,16 +5,14 @@ for /healthz, nodeEligible. /healthz adds `reasons` and `feed`, which load balan
 server changes no status code; see `status.ProxyHealth`.
 """
 
-import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime
 
 import msgspec
 from aiohttp import web
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from rulecast.errors import UsageError
 from rulecast.flags import HostPort
+from rulecast.http import HttpListener, render_metrics
 from rulecast_agent.feed.base import FeedStatus
 from rulecast_agent.metrics import AgentMetrics
 from rulecast_agent.status import ProxyHealth
@@ -34,35 +32,27 @@ class HealthServer:
         feed_status: Callable[[], FeedStatus],
         mode: str,
     ) -> None:
-        self._listen = listen
         self._health = health
         self._metrics = metrics
         self._feed_status = feed_status
         self._mode = mode
-        app = web.Application()
-        app.router.add_get("/healthz", self._healthz)
-        app.router.add_get("/livez", self._livez)
-        app.router.add_get("/readyz", self._readyz)
-        app.router.add_get("/metrics", self._render_metrics)
-        app.router.add_get("/proxyMode", self._proxy_mode)
-        self._runner = web.AppRunner(app, access_log=None)
-        self.port = listen.port
+        self._listener = HttpListener(
+            listen=listen,
+            handlers={
+                "/healthz": self._healthz,
+                "/livez": self._livez,
+                "/readyz": self._readyz,
+                "/metrics": self._render_metrics,
+                "/proxyMode": self._proxy_mode,
+            },
+        )
+        self.start = self._listener.start
+        self.stop = self._listener.stop
+
+    @property
+    def port(self) -> int:
         """The port that is really bound; differs from the asked one only when that was 0."""
-
-    async def start(self) -> None:
-        """Bind and serve. Raises UsageError when the address cannot be bound."""
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, self._listen.host, self._listen.port)
-        try:
-            await site.start()
-        except OSError as error:
-            await self._runner.cleanup()
-            raise UsageError(f"--http {self._listen}: {error.strerror or error}") from None
-        self.port = self._runner.addresses[0][1]
-
-    async def stop(self) -> None:
-        """Stop serving."""
-        await self._runner.cleanup()
+        return self._listener.port
 
     async def _healthz(self, _request: web.Request) -> web.StreamResponse:
         health = self._health.check()
@@ -100,9 +90,7 @@ class HealthServer:
 
     async def _render_metrics(self, _request: web.Request) -> web.StreamResponse:
         self._metrics.feed(self._feed_status())
-        # Rendering takes milliseconds, which the feed and the probes should not wait for.
-        body = await asyncio.to_thread(generate_latest, self._metrics.registry)
-        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return await render_metrics(self._metrics.registry)
 
     async def _proxy_mode(self, _request: web.Request) -> web.StreamResponse:
         return web.Response(text=self._mode, headers=_HEADERS)

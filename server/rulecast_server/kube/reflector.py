@@ -7,6 +7,7 @@ from contextlib import aclosing
 
 import aiohttp
 
+from rulecast.backoff import Backoff
 from rulecast_server.kube.client import ApiClient
 from rulecast_server.kube.decode import BadObject, Bookmark, MalformedError, Seen, ServerStatus, WatchItem
 from rulecast_server.kube.listwatch import (
@@ -29,25 +30,6 @@ _log = logging.getLogger(__name__)
 
 class _OlderListError(Exception):
     """The server's list is older than what we hold."""
-
-
-class Backoff:
-    """Exponential waits with jitter, so that replicas that failed together do not come back together."""
-
-    def __init__(self, first: float, longest: float) -> None:
-        self._first = first
-        self._longest = longest
-        self._next = first
-
-    def draw(self) -> float:
-        """Seconds to wait now; the next wait is twice as long."""
-        wait = self._next * random.uniform(0.5, 1.0)  # noqa: S311  (jitter, no secret)
-        self._next = min(self._next * 2, self._longest)
-        return wait
-
-    def reset(self) -> None:
-        """It works again."""
-        self._next = self._first
 
 
 class Reflector:
@@ -82,7 +64,7 @@ class Reflector:
         self._settings = settings
         self._status = status
         self._calls = ListWatch(client=client, resource=resource, settings=settings, status=status)
-        self._backoff = Backoff(*settings.backoff)
+        self._backoff = Backoff(first=settings.backoff[0], limit=settings.backoff[1])
         self._store = Store(resource.plural)
         self._relist = True
         self._consistent = True
@@ -108,7 +90,7 @@ class Reflector:
                 _log.exception("%s: reflector failed", self._resource.plural)
                 self._status.failed("internal", f"{type(error).__name__}: {error}")
                 self._relist = self._consistent = True
-                wait = self._backoff.draw()
+                wait = self._backoff.next()
             await asyncio.sleep(wait)
 
     async def _cycle(self) -> None:
@@ -211,7 +193,7 @@ class Reflector:
             self._relist = True
             return self._settings.optional_retry * random.uniform(0.8, 1.2)  # noqa: S311
         self._status.failed(_reason(error), str(error))
-        return max(self._backoff.draw(), status.retry_after or 0.0)
+        return max(self._backoff.next(), status.retry_after or 0.0)
 
     def _lost(self, error: Exception) -> float:
         """Take a failure of the connection or of what came through it; returns how long to wait."""
@@ -219,7 +201,7 @@ class Reflector:
             # Servers before 1.30 with the feature gate on never sent the mark (kubernetes/kubernetes#122805).
             self._calls.streaming = False
         self._status.failed(_LOST.get(type(error), "connection"), str(error) or type(error).__name__)
-        return self._backoff.draw()
+        return self._backoff.next()
 
 
 _LOST: dict[type[Exception], str] = {
