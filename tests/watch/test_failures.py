@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rulecast_server.kube.reflector import Backoff
+from rulecast.backoff import Backoff
 from tests.fakes.apiserver import FakeApiServer
 from tests.fakes.apiserver_refusals import Refusal, gone, too_large
 from tests.watch.harness import Recorder, Watching, eventually, node, piece, service, watching
@@ -71,13 +71,13 @@ async def test_a_server_that_expires_every_watch_is_listed_at_growing_intervals(
 ) -> None:
     """kubernetes/kubernetes#85342: lists by the thousand killed the control plane."""
     waits: list[float] = []
-    draw = Backoff.draw
+    draw = Backoff.next
 
     def drawn(backoff: Backoff) -> float:
         waits.append(draw(backoff))
         return waits[-1]
 
-    monkeypatch.setattr(Backoff, "draw", drawn)
+    monkeypatch.setattr(Backoff, "next", drawn)
     async with FakeApiServer() as api:
         fill(api)
         api.refuse("watch", "services", *[gone()] * 6)
