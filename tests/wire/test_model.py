@@ -73,8 +73,15 @@ class WireMachine(RuleBasedStateMachine):
         self.updates = 0
         self.digests: list[int] = [0]
 
-    @initialize(revisions=st.integers(0, 6), weight=st.integers(0, 12), first=values.assignments(most=12))
-    def start(self, revisions: int, weight: int, first: dict) -> None:
+    @initialize(
+        revisions=st.integers(0, 6),
+        weight=st.integers(0, 12),
+        chunk=st.sampled_from((100, 400, frames.CHUNK)),
+        first=values.assignments(most=12),
+    )
+    def start(self, revisions: int, weight: int, chunk: int, first: dict) -> None:
+        # Small enough that steps of this small world come in several frames, some of them compressed.
+        frames.CHUNK, frames.COMPRESS_FROM = chunk, chunk // 2
         self.record({FLEET: {values.CLUSTER: ClusterInfo()}})
         self.record(first)
         limits = LogLimits(revisions=revisions, weight=weight)

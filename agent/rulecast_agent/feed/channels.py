@@ -59,6 +59,12 @@ class Channels:
             channel = self._channels[server] = self._open(server)
         return channel
 
+    async def drop(self, server: str) -> None:
+        """Forget a channel whose connection is dead without gRPC knowing it yet."""
+        channel = self._channels.pop(server, None)
+        if channel is not None:
+            await channel.close()
+
     async def close(self) -> None:
         """Close all."""
         channels = list(self._channels.values())
@@ -87,6 +93,14 @@ class Channels:
             ("grpc.keepalive_timeout_ms", int(settings.keepalive_timeout * 1000)),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.max_pings_without_data", 0),
+            # While another ping is on its way, no keepalive is sent, and that one waits for a minute.
+            ("grpc.http2.ping_timeout_ms", int(settings.keepalive_timeout * 1000)),
+            # Instead of measuring the bandwidth by a ping for each frame: enough for a snapshot in a few
+            # round trips, and all that a server has to hold for a reader that stops.
+            ("grpc.http2.bdp_probe", 0),
+            ("grpc.http2.lookahead_bytes", 256 << 10),
+            # Channels to one server must not share a connection: a new channel is to be a new connection.
+            ("grpc.use_local_subchannel_pool", 1),
             ("grpc.max_receive_message_length", _MAX_FRAME),
             ("grpc.initial_reconnect_backoff_ms", 200),
             ("grpc.max_reconnect_backoff_ms", int(settings.connect_backoff * 1000)),

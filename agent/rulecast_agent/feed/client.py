@@ -132,17 +132,23 @@ class GrpcFeed:
     async def _stream_for_ever(self, on_update: Callable[[Update], None]) -> None:
         while True:
             server = self._servers[0]
-            started = self._session.counters["connects"]
+            connects = self._session.counters["connects"]
+            silent = False
             try:
                 await self._stream(server, on_update)
             except grpc.aio.AioRpcError as error:
                 self._lost(server, f"{error.code().name}: {error.details()}")
-            except (WireError, UsageError, _SilentError) as error:
+            except (WireError, UsageError) as error:
                 self._lost(server, str(error))
-            if self._session.counters["connects"] > started:
-                # It worked: the same server again, and soon.
+            except _SilentError as error:
+                self._lost(server, str(error))
+                silent = True
+                # The next stream must not be opened on the same dead connection.
+                await self._channels.drop(server)
+            worked = self._session.counters["connects"] > connects
+            if worked:
                 self._backoff.reset()
-            else:
+            if silent or not worked:
                 self._servers.append(self._servers.pop(0))
             await asyncio.sleep(self._backoff.next())
 
@@ -164,16 +170,16 @@ class GrpcFeed:
             writer = asyncio.create_task(self._write(call), name=f"requests to {server}")
             # EOF is the one thing read that is not bytes.
             while isinstance(data := await call.read(), bytes):
-                watchdog.feed(self._session.mark_interval * _SILENT_INTERVALS)
                 self._take(data, on_update)
-            raise _SilentError(f"{server} ended the stream")
+                watchdog.feed(self._session.mark_interval * _SILENT_INTERVALS)
+            raise WireError("the server ended the stream without a reason")
         except asyncio.CancelledError:
             task = asyncio.current_task()
             # A call that the watchdog cancelled raises the same as a task that is.
             if not watchdog.barked or (task is not None and task.cancelling()):
                 raise
             self._counters["silences"] += 1
-            raise _SilentError(f"silent: nothing from {server} for {watchdog.patience:.0f} s") from None
+            raise _SilentError(f"silent: nothing came for {watchdog.patience:.0f} s") from None
         except asyncio.InvalidStateError:
             # A write after the call ended; its status says why it did.
             raise grpc.aio.AioRpcError(
@@ -215,7 +221,7 @@ class GrpcFeed:
 
 
 class _SilentError(Exception):
-    """The stream ended without a status of its own."""
+    """Nothing came for too long."""
 
 
 class _Watchdog:

@@ -100,6 +100,10 @@ def _options(settings: RpcSettings) -> list[tuple[str, int]]:
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", ms(settings.min_ping_interval)),
         ("grpc.http2.max_pings_without_data", 0),
+        # While a ping of another purpose is on its way, no keepalive is sent, and that ping waits a minute.
+        ("grpc.http2.ping_timeout_ms", ms(settings.keepalive_timeout)),
+        # Each frame would be followed by a ping that measures the bandwidth.
+        ("grpc.http2.bdp_probe", 0),
         ("grpc.max_receive_message_length", _MAX_REQUEST),
         # Two servers on one port would share its connections in silence.
         ("grpc.so_reuseport", 0),
