@@ -182,6 +182,7 @@ class Stream:
         self._sent_revision = 0
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
+        self._woken = True
         self._idle = False
         """A mark is due."""
         self._last_mark = self._loop.time()
@@ -193,14 +194,18 @@ class Stream:
         To be called by one task, once the frames before are written.
         """
         while self.closed is None:
-            frames = self._next()
-            if frames:
-                return frames
-            self._waiter = self._loop.create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
+            # Only when woken: a stream that looked by itself after each write would undo the spacing.
+            if self._woken:
+                self._woken = False
+                frames = self._next()
+                if frames:
+                    return frames
+            else:
+                self._waiter = self._loop.create_future()
+                try:
+                    await self._waiter
+                finally:
+                    self._waiter = None
         return ()
 
     def receive(self, request: Ack | Resync) -> None:
@@ -215,6 +220,7 @@ class Stream:
 
     def wake(self) -> None:
         """There may be something to send."""
+        self._woken = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
