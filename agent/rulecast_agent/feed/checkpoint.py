@@ -215,7 +215,13 @@ class CheckpointWriter:
                 await self._changed.wait()
                 self._changed.clear()
                 contents, now = self._contents(), self._clock()
-                await asyncio.to_thread(self._save, contents, now)
+                saving = asyncio.ensure_future(asyncio.to_thread(self._save, contents, now))
+                try:
+                    await asyncio.shield(saving)
+                except asyncio.CancelledError:
+                    # A thread does not end with its task, and must not replace what is saved last.
+                    await asyncio.wait((saving,))
+                    raise
                 await asyncio.sleep(self._interval)
         finally:
             if self._changed.is_set():
