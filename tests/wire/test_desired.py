@@ -307,3 +307,21 @@ def test_restored_content_is_a_full_update_and_a_position() -> None:
     pair.put({FLEET: {values.service("web"): None}})
     update = pair.step().update
     assert (update.full, update.services) == (False, {values.key("web"): None})
+
+
+def test_an_answer_holds_whatever_is_on_its_way_before_it() -> None:
+    pair = start()
+    pair.put({FLEET: {values.service("api"): values.port("api")}})
+    pair.frames()
+    # What was lost leaves the agent at a revision that the server knows well.
+    question = pair.step(idle=True).resync
+    pair.put({FLEET: {WEB: values.endpoints("10.0.0.1:80", "10.0.0.2:80")}})
+    on_its_way = pair.frames()
+    pair.put({FLEET: {WEB: values.endpoints("10.0.0.1:80")}})
+    pair.session.resync(question)
+    answer = pair.frames()
+    for frame in (*on_its_way, *answer):
+        commit = pair.desired.frame(frame)
+    assert commit.committed
+    assert pair.desired.views == values.node_view(pair.contents, NODE)
+    assert pair.desired.counters["resets"] == 3, "those of the first snapshot"

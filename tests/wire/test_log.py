@@ -2,6 +2,7 @@
 
 import pytest
 
+from rulecast.digest import bucket_of
 from rulecast.model import FLEET, Changes, ClusterInfo, EndpointSet, NodeInfo, node_scope, zone_scope
 from rulecast.wire.decode import decode_frame
 from rulecast.wire.frames import CHUNK, COMPRESS_FROM, NOTHING
@@ -207,6 +208,53 @@ def test_only_differing_buckets_are_sent() -> None:
     assert {values.cluster_set(7), values.cluster_set(8)} < {each.resource for each in step.operations}
     assert len(step.operations) < 2 * 2000 * 5 / 256 * 2
     assert state.catch_up(before) is encoded, "all agents that were there ask for the same"
+
+
+def test_each_bucket_is_told_from_the_others() -> None:
+    driver = Driver()
+    scope = zone_scope("x")
+    found = set()
+    for number in range(100):
+        driver.set(scope=scope, **{str(number): ONE})
+        state = driver.log.scope(scope)
+        before = state.buckets
+        driver.set(scope=scope, **{str(number): TWO})
+        index = bucket_of(values.key(number), 16)
+        encoded = state.catch_up(before)
+        (step,) = decode_frame(encoded.small).steps
+        assert step.reset == (index,)
+        found.add(index)
+    assert found == set(range(16))
+
+
+def test_a_bucket_is_left_alone_only_when_what_was_sent_is_the_heads_as_well() -> None:
+    driver = Driver()
+    scope = zone_scope("x")
+    driver.set(scope=scope, web=ONE)
+    state = driver.log.scope(scope)
+    at_head = state.buckets
+    driver.set(scope=scope, web=TWO)
+    on_its_way = state.buckets
+    driver.set(scope=scope, web=ONE)
+    assert state.catch_up(at_head) is state.confirmation()
+    (step,) = decode_frame(state.catch_up(at_head, on_its_way).small).steps
+    assert step.reset == (bucket_of(values.key("web"), 16),)
+
+
+def test_what_was_encoded_of_an_older_head_is_not_sent() -> None:
+    driver = Driver()
+    driver.put({FLEET: values.fleet_of(2000)})
+    state = driver.log.scope(FLEET)
+    before = state.buckets
+    driver.set(web=ONE)
+    encoded = (state.proof(), state.confirmation(), state.catch_up(before), state.delta(1))
+    driver.set(web=TWO)
+    for old, new in zip(
+        encoded, (state.proof(), state.confirmation(), state.catch_up(before), state.delta(1)), strict=True
+    ):
+        (step,) = decode_frame(new.small or new.large[0]).steps
+        assert step.digest == state.digest
+        assert new is not old
 
 
 def test_when_most_buckets_differ_a_snapshot_is_cheaper() -> None:

@@ -54,7 +54,7 @@ class ScopeState:
         self._seen: dict[int, int] = {}
         """By digest: the last revision, before the head's, at which the scope had it."""
         self._deltas: dict[int, Encoded] = {}
-        self._catch_ups: dict[tuple[int, ...], Encoded] = {}
+        self._catch_ups: dict[tuple[tuple[int, ...], tuple[int, ...]], Encoded] = {}
         self._confirmation: Encoded | None = None
         self._proof: Encoded | None = None
         self._snapshot: Snapshot | None = None
@@ -164,21 +164,26 @@ class ScopeState:
             self._deltas[since] = encoded
         return encoded
 
-    def catch_up(self, buckets: Sequence[int]) -> Encoded | None:
-        """What takes a holder of content with these bucket digests to the head; None: send a snapshot."""
-        if len(buckets) != len(self.buckets):
+    def catch_up(self, held: Sequence[int], sent: Sequence[int] | None = None) -> Encoded | None:
+        """What takes a holder of content with these bucket digests to the head; None: send a snapshot.
+
+        `sent`, if not the same, are the digests of what was written before and may still be on its way. A
+        bucket is left alone only when both are the head's: what is on its way then changes nothing in it.
+        """
+        sent = held if sent is None else sent
+        if len(held) != len(self.buckets):
             return None
         differing = [
             index
-            for index, (theirs, ours) in enumerate(zip(buckets, self.buckets, strict=True))
-            if theirs != ours
+            for index, (theirs, coming, ours) in enumerate(zip(held, sent, self.buckets, strict=True))
+            if theirs != ours or coming != ours
         ]
         if not differing:
             return self.confirmation()
         if len(differing) * 2 > len(self.buckets):
             # More is sent than needed, but it is encoded and compressed already.
             return None
-        key = tuple(buckets)
+        key = (tuple(held), tuple(sent))
         encoded = self._catch_ups.get(key)
         if encoded is None:
             bodies = [scope_body(scope=self.name, reset=differing, digest=self.digest)]

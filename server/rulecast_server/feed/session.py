@@ -69,8 +69,7 @@ class Session:
         """The agent's digests are not ours: with the next step, send it what differs by content."""
         self._claimed = request.position
         self._resync = request.id
-        # What was written since is still to be applied on top of that position: only replacing whole buckets
-        # is right whatever that does.
+        # What was written since is still to be applied on top of that position.
         self._trusted = False
 
     def next_step(self, now: float) -> Frames:
@@ -130,20 +129,20 @@ class Session:
     def _answer(self, claimed: Position, now: float) -> Frames:
         self._zone_scope = zone_scope(self._log.zone_of(self._node))
         parts: list[Encoded] = []
-        for slot, scope in zip(Slot, self.scopes, strict=True):
-            parts += self._resume(self._log.scope(scope), claimed.get(slot))
+        for slot, scope, sent in zip(Slot, self.scopes, self._buckets, strict=True):
+            parts += self._resume(self._log.scope(scope), claimed.get(slot), sent)
         self._claimed = None
         self._trusted = True
         return self._hand_out(parts, 0, now)
 
-    def _resume(self, state: ScopeState, claim: ScopePosition | None) -> list[Encoded]:
+    def _resume(self, state: ScopeState, claim: ScopePosition | None, sent: tuple[int, ...]) -> list[Encoded]:
         if claim is not None and claim.scope == state.name:
             if self._trusted:
                 since = state.revision_of(claim.digest)
                 if since is not None:
                     # Named first, then the difference; its digest is the same.
                     return [state.confirmation(), state.delta(since)]
-            encoded = state.catch_up(claim.buckets)
+            encoded = state.catch_up(claim.buckets, None if self._trusted else sent)
             if encoded is not None:
                 return [encoded]
         return self._whole(state)
