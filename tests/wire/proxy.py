@@ -50,9 +50,12 @@ class Proxy:
             writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+        # A task of our own: streams report the cancellation of theirs as an error.
+        task = asyncio.create_task(self._carry(reader, writer))
         self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
         flowing = self._flowing
         self._writers.add(writer)
@@ -61,23 +64,23 @@ class Proxy:
         except OSError:
             writer.transport.abort()
             self._writers.discard(writer)
-            self._tasks.discard(task)
             return
         self._writers.add(up_writer)
+        copies = [
+            asyncio.create_task(self._copy(reader, up_writer, flowing, None)),
+            asyncio.create_task(self._copy(up_reader, writer, flowing, self.cut_after)),
+        ]
         try:
-            up = asyncio.create_task(self._copy(reader, up_writer, flowing, None))
-            down = asyncio.create_task(self._copy(up_reader, writer, flowing, self.cut_after))
-            await asyncio.wait((up, down), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
             # That one side is gone is not carried either.
             await flowing.wait()
-            for each in (up, down):
-                each.cancel()
-            await asyncio.wait((up, down))
         finally:
+            for copy in copies:
+                copy.cancel()
+            await asyncio.wait(copies)
             for each in (writer, up_writer):
                 each.transport.abort()
                 self._writers.discard(each)
-            self._tasks.discard(task)
 
     async def _copy(
         self,

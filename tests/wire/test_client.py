@@ -285,7 +285,8 @@ async def test_a_reader_that_stops_costs_the_server_nothing_and_the_others_nothi
 
 
 @pytest.mark.asyncio
-async def test_errors_are_logged_once_a_kind(start_server, start_agent, caplog) -> None:
+async def test_errors_are_logged_once_a_kind(start_server, start_agent, caplog, monkeypatch) -> None:
+    monkeypatch.setattr("rulecast_server.rpc.service.SYNC_TIMEOUT", 0.0)
     caplog.set_level(logging.INFO)
     server = await start_server()
     agent = start_agent(server.address)

@@ -38,6 +38,18 @@ def test_a_change_takes_a_holder_of_the_old_value_to_the_new_one(data: st.DataOb
     assert store.digest == (resource_hash(resource, new) & _MASK if new is not None else 0)
 
 
+def test_the_same_change_twice_is_that_change() -> None:
+    resource = values.cluster_set("web")
+    old, new = values.endpoints("10.0.0.1:80", "10.0.0.2:80"), values.endpoints("10.0.0.2:80", "10.0.0.3:80")
+    store = ScopeStore(FLEET)
+    store.load(resource, old)
+    for _ in range(2):
+        for operation in operations(encode_change(resource, old, new)):
+            store.apply(operation)
+    assert dict(store.resources()) == {resource: new}
+    assert store.digest == resource_hash(resource, new) & _MASK
+
+
 @given(st.data())
 def test_no_change_is_no_byte(data: st.DataObject) -> None:
     _, resource = data.draw(values.slots())

@@ -146,7 +146,8 @@ def test_what_was_staged_of_a_cut_stream_has_no_part_in_the_next() -> None:
     pair.put({FLEET: {values.service("ghost"): None}})
     pair.desired.begin()
     pair.session = Session(pair.log, node=NODE, position=pair.desired.position())
-    assert pair.step().update is None
+    commit = pair.step()
+    assert (commit.committed, commit.update) == (True, None)
     assert pair.desired.views.keys() == {values.key("web")}
 
 

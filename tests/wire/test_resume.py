@@ -102,6 +102,15 @@ def test_on_a_replica_without_our_history_the_differing_buckets(server: Server, 
     assert agent.desired.counters["mismatches"] == 0
 
 
+def test_a_service_that_went_meanwhile_goes_with_its_bucket(server: Server, agent: AgentSession) -> None:
+    gone = {FLEET: {values.service(4): None, values.cluster_set(4): None}}
+    step = values.changes(gone, server.contents)
+    values.apply(server.contents, step)
+    replica(server).serve(agent)
+    assert values.key(4) not in agent.desired.views
+    assert agent.desired.counters["bucket_resets"] == 1
+
+
 def test_beyond_the_log_the_differing_buckets(contents: values.Contents) -> None:
     server = Server(values.copy(contents), LogLimits(revisions=5))
     agent = AgentSession(AgentIdentity(node_name=NODE))
@@ -225,6 +234,25 @@ def test_acknowledgments_name_the_servers_own_revision_of_what_the_kernel_holds(
     agent.lost("cut")
     session = Session(other.log, node=NODE, position=decode_request(agent.hello("two")).position)
     assert read(other.log, session) == [1]
-    # A late receipt of something older says nothing new.
+    # A late receipt of something older says nothing new, and takes nothing back.
     agent.ack(Receipt(revision=1, seconds=0.0))
     assert acks() == [1]
+    other.log.apply(
+        values.changes({node_scope("n2"): {values.local_set(1): values.endpoints("10.0.0.1:80")}})
+    )
+    for frame in session.idle_step(0.0):
+        agent.frame(frame)
+    assert acks() == [2]
+
+
+def test_what_one_stream_owed_is_not_acknowledged_on_the_next(server: Server) -> None:
+    agent = AgentSession(AgentIdentity(node_name=NODE))
+    server.change(1, 2, 3)
+    for name in (server, replica(server)):
+        session = Session(name.log, node=NODE, position=decode_request(agent.hello("server")).position)
+        for frame in session.next_step(0.0):
+            agent.frame(frame)
+    agent.ack(Receipt(revision=1, seconds=0.0))
+    assert decode_request(agent.request()).revision == 1
+    assert agent.request() is None
+    assert agent.status.acked_revision == 1

@@ -139,7 +139,8 @@ async def test_a_stream_without_a_hello_is_ended(start_server, monkeypatch) -> N
     await eventually(lambda: not server.rpc.service.readers)
 
 
-async def test_a_server_without_its_first_projection_sends_agents_away(start_server) -> None:
+async def test_a_server_without_its_first_projection_sends_agents_away(start_server, monkeypatch) -> None:
+    monkeypatch.setattr("rulecast_server.rpc.service.SYNC_TIMEOUT", 0.02)
     server = await start_server()
     async with grpc.aio.insecure_channel(server.address) as channel:
         call = rules_pb2_grpc.RulesStub(channel).Watch()
@@ -147,6 +148,19 @@ async def test_a_server_without_its_first_projection_sends_agents_away(start_ser
         with pytest.raises(grpc.aio.AioRpcError, match="not synchronized") as caught:
             await call.read()
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_an_agent_that_comes_during_the_start_is_served_when_it_is_done(start_server) -> None:
+    server = await start_server()
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        call = rules_pb2_grpc.RulesStub(channel).Watch()
+        await call.write(hello())
+        step = asyncio.create_task(read_step(call))
+        await eventually(lambda: server.rpc.service.readers)
+        await asyncio.sleep(0.02)
+        server.put(FLEET_OF_TWO)
+        assert (await step).fleet.changes
+        call.cancel()
 
 
 async def test_clients_that_vanish_leave_nothing_behind(start_server) -> None:

@@ -11,6 +11,7 @@ import logging
 import os
 import struct
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -203,6 +204,7 @@ class CheckpointWriter:
         self._interval = interval
         self._clock = clock
         self._changed = asyncio.Event()
+        self._lock = threading.Lock()
 
     def changed(self) -> None:
         """There is something newer than what was saved."""
@@ -228,6 +230,12 @@ class CheckpointWriter:
                 self._save(self._contents(), self._clock())
 
     def _save(self, contents: Contents, now: float) -> None:
+        # The last save of a run may find one that was cancelled still at work in its thread.
+        with self._lock:
+            if self.saved_at is None or self.saved_at <= now:
+                self._try(contents, now)
+
+    def _try(self, contents: Contents, now: float) -> None:
         try:
             self._file.save(contents, now)
         except CheckpointError as error:

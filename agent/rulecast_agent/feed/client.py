@@ -178,10 +178,11 @@ class GrpcFeed:
             # A call that the watchdog cancelled raises the same as a task that is.
             if not watchdog.barked or (task is not None and task.cancelling()):
                 raise
-            self._counters["silences"] += 1
-            raise _SilentError(f"silent: nothing came for {watchdog.patience:.0f} s") from None
+            raise self._silence(watchdog) from None
         except asyncio.InvalidStateError:
-            # A write after the call ended; its status says why it did.
+            # A write after the call ended; its status says why it did, unless that was us.
+            if watchdog.barked:
+                raise self._silence(watchdog) from None
             raise grpc.aio.AioRpcError(
                 await call.code(), grpc.aio.Metadata(), grpc.aio.Metadata(), await call.details()
             ) from None
@@ -192,6 +193,10 @@ class GrpcFeed:
             if writer is not None:
                 writer.cancel()
                 await asyncio.wait((writer,))
+
+    def _silence(self, watchdog: "_Watchdog") -> "_SilentError":
+        self._counters["silences"] += 1
+        return _SilentError(f"silent: nothing came for {watchdog.patience:.0f} s")
 
     def _take(self, data: bytes, on_update: Callable[[Update], None]) -> None:
         try:

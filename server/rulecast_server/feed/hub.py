@@ -6,6 +6,7 @@ not disturbed and merges by itself.
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 
@@ -66,6 +67,7 @@ class Hub:
         self._timer: asyncio.TimerHandle | None = None
         self._next_wake = 0.0
         self._closed: str | None = None
+        self._synced = asyncio.Event()
 
     @property
     def streams(self) -> int:
@@ -81,6 +83,7 @@ class Hub:
     ) -> None:
         """Append a projection to the log and have the streams that it concerns send it."""
         scopes = self.log.apply(changes, trigger_times=trigger_times, resource_versions=resource_versions)
+        self._synced.set()
         if not scopes or not self._streams:
             return
         self._dirty |= scopes
@@ -88,6 +91,13 @@ class Hub:
             loop = asyncio.get_running_loop()
             # Even without spacing not in this call: a caller that publishes in a loop makes one wake-up.
             self._timer = loop.call_at(max(self._next_wake, loop.time()), self._wake)
+
+    async def synced(self, within: float) -> bool:
+        """Wait so many seconds for the first projection, if need be; whether it is in."""
+        if not self.log.synced:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._synced.wait(), within)
+        return self.log.synced
 
     def attach(self, hello: Hello, *, peer: str) -> "Stream":
         """Begin a stream. It replaces an older one of the same node and instance: that one is half-open."""

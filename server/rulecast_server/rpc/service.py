@@ -22,6 +22,8 @@ _log = logging.getLogger(__name__)
 SERVICE_NAME = "rulecast.v1.Rules"
 HELLO_TIMEOUT = 10.0
 """Seconds in which a stream must say who it is for."""
+SYNC_TIMEOUT = 5.0
+"""Seconds for which an agent that comes during our start waits; then it is sent to look elsewhere."""
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
@@ -64,7 +66,7 @@ class RulesService:
         reader.add_done_callback(self._readers.discard)
         hello = await self._hello(call, context)
         peer = _peer(context)
-        if not self._hub.log.synced:
+        if not await self._hub.synced(SYNC_TIMEOUT):
             await self._reject(context, grpc.StatusCode.UNAVAILABLE, "not synchronized with the cluster yet")
         refusal = await self._authorizer.watch(peer, hello.node_name)
         if refusal is not None:
