@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import re
 import subprocess
 import sys
@@ -223,7 +222,7 @@ class ReferenceCluster(Cluster):
         before = self._rulesets()
         if not all(marker in ruleset for ruleset in before):
             return False
-        time.sleep(float(os.environ.get("QUIET", "1.3")))
+        time.sleep(1.3)
         return before == self._rulesets()
 
     def _rulesets(self) -> list[str]:
@@ -242,7 +241,6 @@ class ReferenceCluster(Cluster):
         argv = [self.binary, "--proxy-mode=nftables", f"--master=http://{self.lab.fabric.ip()}:8080"]
         argv += ["--kube-api-content-type=application/json", f"--hostname-override={node.name}"]
         argv += ["--conntrack-max-per-core=0", "--conntrack-min=0", "--v=1", *defaults, *flags]
-        os.environ["RC_STATE"] = str(self._manifests / "state.yaml")
         with (self.directory / f"agent-{node.name}.log").open("ab") as log:
             self._agents[node.name] = self.lab.popen(node, argv, stdout=log, stderr=log)
 

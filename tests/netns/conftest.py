@@ -10,6 +10,7 @@ from rulecast.model import Family
 from tests.netns.cluster import Cluster, ReferenceCluster, build_lab
 from tests.netns.expect import BLOCKED_IP
 from tests.netns.objects import VIP, frontend
+from tests.netns.rig import Rig
 from tests.netns.world import SERVICES, more_slices
 
 BACKEND_PORTS = (53, 5353, 8080, 8443, 9090)
@@ -62,3 +63,22 @@ def world(cluster: Cluster) -> Cluster:
     """The cluster with the objects that the tables ask about."""
     cluster.apply(*SERVICES, extra=more_slices(cluster.lab))
     return cluster
+
+
+@pytest.fixture(scope="session")
+def fault_rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    """A lab of its own for the tests that break things."""
+    with build_lab() as lab:
+        for node in lab.nodes.values():
+            for pod in node.pods.values():
+                if not pod.name.startswith("cli"):
+                    pod.serve(8080)
+        yield Rig(lab, tmp_path_factory.mktemp("faults"))
+
+
+@pytest.fixture(scope="class")
+def rig(fault_rig: Rig) -> Iterator[Rig]:
+    """Nothing runs yet, and nothing is in the kernels; the same for all tests of a class."""
+    fault_rig.reset()
+    yield fault_rig
+    fault_rig.reset()

@@ -14,6 +14,8 @@ from rulecast_agent.kernel.nft import Execer, NftCommand, NftMissing, NftRefused
 from rulecast_agent.kernel.nft_netlink import NetlinkError, NftSocket, Refused
 
 _V = TypeVar("_V")
+_FULL_CHECK_PAUSE = 50
+"""Pause after a full read-back, in lengths of it: small tables are read at once, big ones cost 2% of a core."""
 _KERNEL_ERRORS = (NftMissing, NftRefused, NetlinkError, Refused)
 
 
@@ -30,7 +32,10 @@ class NftablesDataplane:
         full_check_seconds: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`full_check_seconds`: at most how often elements are read back when others change the ruleset."""
+        """`full_check_seconds`: elements are read back within this time after others changed the ruleset.
+
+        Earlier if that is cheap, see `_FULL_CHECK_PAUSE`.
+        """
         self._nft: Execer = nft or NftCommand()
         self._full_check_seconds = full_check_seconds
         self._clock = clock
@@ -46,6 +51,7 @@ class NftablesDataplane:
         self._generation = -1
         self._full_check_due = False
         self._last_full = -1e9
+        self._full_check_pause = 0.0
 
     def probe(self) -> None:
         """See `Dataplane.probe`."""
@@ -155,6 +161,7 @@ class NftablesDataplane:
         # Somebody may have committed between our own transactions of the load; it is looked at once later.
         self._full_check_due = True
         self._last_full = self._clock()
+        self._full_check_pause = self._full_check_seconds
         self._owed = {key: views[key] for key in errors}
         return self._receipt(begin, errors, operations)
 
@@ -219,7 +226,7 @@ class NftablesDataplane:
         else:
             self._full_check_due = self._full_check_due or foreign
             self._generation = generation
-            if self._full_check_due and self._clock() - self._last_full >= self._full_check_seconds:
+            if self._full_check_due and self._clock() - self._last_full >= self._full_check_pause:
                 drift = self._converge()
         before = self._begin()
         for table in self._tables.values():
@@ -228,6 +235,7 @@ class NftablesDataplane:
         return drift if drift is not None and drift.count else None
 
     def _converge(self) -> Drift:
+        begin = time.perf_counter()
         before = self._begin()
         found = Findings()
         for table in self._tables.values():
@@ -240,6 +248,9 @@ class NftablesDataplane:
         self._unknown = False
         self._full_check_due = False
         self._last_full = self._clock()
+        self._full_check_pause = min(
+            self._full_check_seconds, _FULL_CHECK_PAUSE * (time.perf_counter() - begin)
+        )
         return Drift(differences=found.lines[:DESCRIBED], count=found.count)
 
     def _receipt(self, begin: float, errors: dict[ServiceKey, str], operations: int) -> Receipt:
