@@ -15,7 +15,7 @@ from rulecast_agent.kernel.nft_netlink import NetlinkError, NftSocket, Refused
 
 _V = TypeVar("_V")
 _FULL_CHECK_PAUSE = 50
-"""Pause after a full read-back, in lengths of it: small tables are read at once, big ones cost 2% of a core."""
+"""Pause after a full read-back, in lengths of it: soon for small tables, 2% of a core for big ones."""
 _KERNEL_ERRORS = (NftMissing, NftRefused, NetlinkError, Refused)
 
 
