@@ -16,6 +16,7 @@ from rulecast_agent.feed.base import Feed
 from rulecast_agent.feed.channels import ChannelSettings, ClientTls, check_tls
 from rulecast_agent.feed.checkpoint import CheckpointFile
 from rulecast_agent.feed.client import ClientSettings, GrpcFeed
+from rulecast_agent.feed.persistent import PersistentFeed
 from rulecast_agent.feed.session import AgentIdentity, AgentSession
 from rulecast_agent.health.listeners import ServiceHealthServers
 from rulecast_agent.health.server import HealthServer
@@ -44,14 +45,22 @@ def remote_feed(settings: AgentSettings, *, version: str) -> Feed:
     files = ClientTls(server_ca=tls.ca, cert=tls.cert, key=tls.key) if tls else None
     if files is not None:
         check_tls(files)
-    return GrpcFeed(
-        agent_session(settings, version=version),
+    session = agent_session(settings, version=version)
+    feed = GrpcFeed(
+        session,
         ClientSettings(
             servers=[str(server) for server in settings.servers],
             channel=ChannelSettings(tls=files, server_name=tls.server_name if tls else ""),
         ),
-        checkpoint=CheckpointFile(settings.state_dir, settings.node_name) if settings.state_dir else None,
     )
+    return kept_on_disk(settings, feed, session)
+
+
+def kept_on_disk(settings: AgentSettings, feed: Feed, session: AgentSession) -> Feed:
+    """The feed, with the last good state in --state-dir when there is one."""
+    if settings.state_dir is None:
+        return feed
+    return PersistentFeed(feed, session, CheckpointFile(settings.state_dir, settings.node_name))
 
 
 def dataplane_of(mode: str) -> Dataplane:

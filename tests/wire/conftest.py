@@ -13,9 +13,11 @@ import pytest_asyncio
 from rulecast.flags import HostPort
 from rulecast.model import FLEET, ClusterInfo
 from rulecast.view import Receipt, ServiceView, Update
+from rulecast_agent.feed.base import Feed
 from rulecast_agent.feed.channels import ChannelSettings
 from rulecast_agent.feed.checkpoint import CheckpointFile
 from rulecast_agent.feed.client import ClientSettings, GrpcFeed
+from rulecast_agent.feed.persistent import PersistentFeed
 from rulecast_agent.feed.session import AgentIdentity, AgentSession
 from rulecast_server.feed import DeltaLog, Hub, HubSettings
 from rulecast_server.rpc.authorize import Authorizer
@@ -81,15 +83,16 @@ class Agent:
         **settings: float,
     ) -> None:
         self.session = AgentSession(AgentIdentity(node_name=node, version="test", mode="nftables"))
-        self.feed = GrpcFeed(
+        self.feed: Feed = GrpcFeed(
             self.session,
             ClientSettings(
                 servers=servers,
                 channel=channel or ChannelSettings(connect_backoff=0.2),
-                **{"retry_initial": 0.02, "retry_maximum": 0.1, "checkpoint_interval": 0.05, **settings},
+                **{"retry_initial": 0.02, "retry_maximum": 0.1, **settings},
             ),
-            checkpoint=checkpoint,
         )
+        if checkpoint is not None:
+            self.feed = PersistentFeed(self.feed, self.session, checkpoint, interval=0.05)
         self.views: dict[str, ServiceView] = {}
         self.updates: list[Update] = []
         self.task = asyncio.create_task(self.feed.run(self._take))

@@ -6,7 +6,6 @@ Only the transport; what frames mean is in `session` and `desired`, which outliv
 import asyncio
 import logging
 import random
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -19,7 +18,6 @@ from rulecast.view import Receipt, Update
 from rulecast.wire.messages import WireError
 from rulecast_agent.feed.base import FeedStatus
 from rulecast_agent.feed.channels import Channels, ChannelSettings
-from rulecast_agent.feed.checkpoint import CheckpointError, CheckpointFile, CheckpointWriter
 from rulecast_agent.feed.session import AgentSession
 
 _log = logging.getLogger(__name__)
@@ -41,7 +39,6 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Connecting, TLS, hello and the first frame."""
     retry_initial: float = 1.0
     retry_maximum: float = 15.0
-    checkpoint_interval: float = 30.0
 
 
 class GrpcFeed:
@@ -51,9 +48,6 @@ class GrpcFeed:
         self,
         session: AgentSession,
         settings: ClientSettings,
-        *,
-        checkpoint: CheckpointFile | None = None,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self._session = session
         self._settings = settings
@@ -62,15 +56,6 @@ class GrpcFeed:
         # Each agent begins somewhere else, and stays there as long as that works.
         random.shuffle(self._servers)
         self._backoff = Backoff(first=settings.retry_initial, limit=settings.retry_maximum)
-        self._file = checkpoint
-        self._writer = (
-            CheckpointWriter(
-                checkpoint, session.desired.contents, interval=settings.checkpoint_interval, clock=clock
-            )
-            if checkpoint is not None
-            else None
-        )
-        self._checkpoint_problem = ""
         self._outgoing = asyncio.Event()
         self._logged: str | None = None
         self._counters: Counter[str] = Counter()
@@ -79,14 +64,7 @@ class GrpcFeed:
     def status(self) -> FeedStatus:
         """See `Feed`."""
         status = self._session.status
-        problems = status.problems
-        if self._checkpoint_problem:
-            problems += (self._checkpoint_problem,)
-        if self._writer is not None and self._writer.error:
-            problems += (f"the state cannot be saved: {self._writer.error}",)
-        return msgspec.structs.replace(
-            status, problems=problems, counters={**status.counters, **self._counters}
-        )
+        return msgspec.structs.replace(status, counters={**status.counters, **self._counters})
 
     def ack(self, receipt: Receipt) -> None:
         """See `Feed`."""
@@ -100,34 +78,10 @@ class GrpcFeed:
 
     async def run(self, on_update: Callable[[Update], None]) -> None:
         """See `Feed`."""
-        await self._restore(on_update)
-        async with asyncio.TaskGroup() as tasks:
-            if self._writer is not None:
-                tasks.create_task(self._writer.run(), name="checkpoint")
-            try:
-                await self._stream_for_ever(on_update)
-            finally:
-                await self._channels.close()
-
-    async def _restore(self, on_update: Callable[[Update], None]) -> None:
-        if self._file is None:
-            return
         try:
-            checkpoint = await asyncio.to_thread(self._file.load)
-        except CheckpointError as error:
-            self._checkpoint_problem = f"the saved state is not used: {error}"
-            _log.error("%s", self._checkpoint_problem)
-            return
-        if checkpoint is None:
-            return
-        update = self._session.desired.restore(checkpoint.contents)
-        self._session.restored(checkpoint.saved_at)
-        _log.info(
-            "starting from the state saved %.0f s ago: %d services",
-            time.time() - checkpoint.saved_at,
-            len(update.services),
-        )
-        on_update(update)
+            await self._stream_for_ever(on_update)
+        finally:
+            await self._channels.close()
 
     async def _stream_for_ever(self, on_update: Callable[[Update], None]) -> None:
         while True:
@@ -209,8 +163,6 @@ class GrpcFeed:
             _log.info("%s: connected", self._session.status.server)
         if update is not None:
             on_update(update)
-            if self._writer is not None:
-                self._writer.changed()
         self._outgoing.set()
 
     async def _write(self, call: _Call) -> None:

@@ -38,10 +38,9 @@ async def _standalone(settings: AgentSettings, source_flags: SourceSettings) -> 
     from rulecast_server.kube.open import open_source
     from rulecast_server.pipeline import Pipeline, versions
 
-    if settings.state_dir:
-        raise UsageError("--state-dir has no use with --standalone")
     source = await open_source(source_flags)
-    feed = LocalFeed(app.agent_session(settings, version=_version()))
+    session = app.agent_session(settings, version=_version())
+    feed = LocalFeed(session)
     local = LocalSession(DeltaLog(), feed.deliver)
     feed.connect(local.receive)
     pipeline = Pipeline(publish=local.publish, versions=lambda: versions(source))
@@ -57,4 +56,4 @@ async def _standalone(settings: AgentSettings, source_flags: SourceSettings) -> 
             await asyncio.sleep(10)
             local.pump(idle=True)
 
-    return await app.serve(settings, feed, beside=(watch, mark))
+    return await app.serve(settings, app.kept_on_disk(settings, feed, session), beside=(watch, mark))
