@@ -119,7 +119,7 @@ class Rig:
         self.manifests = directory / "manifests"
         self.generation = 0
         self.nodes: list[Object] = []
-        self._processes: list[Process] = []
+        self.processes: list[Process] = []
         self._closing: list[Callable[[], None]] = []
         self._count = 0
         self._status: subprocess.Popen[bytes] | None = None
@@ -127,10 +127,10 @@ class Rig:
 
     def reset(self) -> None:
         """End everything and empty the kernels."""
-        for process in self._processes:
+        for process in self.processes:
             if process.running:
                 process.kill()
-        self._processes.clear()
+        self.processes.clear()
         for close in reversed(self._closing):
             close()
         self._closing.clear()
@@ -179,10 +179,12 @@ class Rig:
     # Processes
 
     def server(self, *flags: str, port: int = GRPC_PORT, source: Sequence[str] = ()) -> Process:
-        """Start a server on the fabric."""
+        """Start a server on the fabric, and wait until it listens."""
         argv = ["server", *(source or ("--manifests", str(self.manifests)))]
         argv += ["--listen", f"0.0.0.0:{port}", "--http", f"127.0.0.1:{port - 3}"]
-        return self.start(self.lab.fabric, *argv, *(flags or ("--insecure",)))
+        process = self.start(self.lab.fabric, *argv, *(flags or ("--insecure",)))
+        process.until_logged("gRPC on port")
+        return process
 
     def agent(
         self,
@@ -202,7 +204,7 @@ class Rig:
         self._count += 1
         log = self.directory / f"{self._count}-{argv[0]}.log"
         process = Process(self.lab, host, argv, log, path)
-        self._processes.append(process)
+        self.processes.append(process)
         return process
 
     def run(self, host: Host, *argv: str) -> tuple[int, str]:
@@ -332,13 +334,14 @@ class Rig:
         port: int = 80,
         *,
         client: Host | None = None,
+        times: int = 12,
         patience: float = 5.0,
     ) -> None:
         """Wait until exactly these answer."""
         seen: list[set[str]] = []
 
         def right() -> bool:
-            seen.append(self.ask(address, port, client=client))
+            seen.append(self.ask(address, port, client=client, times=times))
             return seen[-1] == expected
 
         eventually(right, lambda: f"{expected} at {address}:{port}, saw {seen[-1]}: {self}", patience)
@@ -346,7 +349,7 @@ class Rig:
     def __str__(self) -> str:
         return "\n".join(
             f"--- {process.popen.args}: {process.popen.poll()}\n{process.log[-2000:]}"
-            for process in self._processes
+            for process in self.processes
         )
 
 
