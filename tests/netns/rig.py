@@ -60,7 +60,13 @@ class Process:
 
     def until_logged(self, text: str, patience: float = 20.0) -> None:
         """Wait until a text is in the log."""
-        eventually(lambda: text in self.log, lambda: f"{text!r} in {self.log[-3000:]}", patience)
+
+        def there() -> bool:
+            running, log = self.running, self.log
+            assert text in log or running, f"ended without {text!r}: {log}"
+            return text in log
+
+        eventually(there, lambda: f"{text!r} in {self.log[-3000:]}", patience)
 
 
 class Loop:
