@@ -91,9 +91,17 @@ class Loop:
         return self.run(wrapped())
 
     def close(self) -> None:
+        self.run(self._cancel_others())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    @staticmethod
+    async def _cancel_others() -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
 
     def _run(self) -> None:
         with self._namespace.entered():

@@ -1,14 +1,16 @@
 """Agents that end, at any moment and in any way, and what stays."""
 
 import dataclasses
+import itertools
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 
 from rulecast.lab import Probe, run_probes
 from rulecast.model import Family
-from tests.netns.objects import BOTH, CLUSTER_IP, VIP, Svc, frontend
+from tests.netns.objects import BOTH, CLUSTER_IP, VIP, Object, Svc, frontend
 from tests.netns.rig import Process, Rig
 from tests.netns.traffic import Target, Traffic
 from tests.netns.world import A2, A, B, C
@@ -126,6 +128,76 @@ class TestRestarts:
             rig.until_programmed()
             assert backends() == first
         ended(agent, "SIGKILL")
+
+
+class TestRestartsAtSize:
+    def test_two_thousand_other_services_make_no_difference(self, rig: Rig) -> None:
+        """kubernetes/kubernetes#126468: changes of what was read back are few, and in order."""
+        crowd = [
+            dataclasses.replace(OTHER, name=f"s{number}", number=number, exposed=False, families=(family,))
+            for number, family in itertools.product(range(1000, 2000), BOTH)
+        ]
+        rig.write(WEB, extra=crowded(rig, crowd))
+        rig.server()
+        agent = rig.agent()
+        rig.until_programmed()
+        rig.until_connected()
+        assert rig.ruleset().count(" : goto cluster-ip-tcp-1") == 2000
+        with Traffic(everywhere(rig), staying=staying(rig)) as traffic:
+            for number, how in enumerate(("SIGKILL", "SIGTERM", "SIGKILL")):
+                before = rig.writes()
+                ended(agent, how)
+                if number:
+                    rig.write(WEB, extra=crowded(rig, crowd[number:]))
+                agent = rig.agent()
+                agent.until_logged("first state in the kernel", patience=40)
+                rig.until_programmed()
+                if not number:
+                    rig.until_connected()
+                    assert rig.writes() == before
+        traffic.check()
+
+    def killed_early(self, rig: Rig, table: str) -> bool:
+        """Kills an agent once a table is there; False when it was done by then."""
+        rig.n1.namespace.run("nft", "flush ruleset")
+        agent = rig.agent()
+        end = time.monotonic() + 20
+        while f"table {table} rulecast" not in rig.n1.namespace.run("nft", "list tables"):
+            assert time.monotonic() < end, str(rig)
+        agent.kill()
+        return rig.ruleset().count("hook prerouting") < 4
+
+    @pytest.mark.parametrize("table", ["ip", "ip6"])
+    def test_one_that_is_killed_while_it_loads_leaves_nothing_half_done(self, rig: Rig, table: str) -> None:
+        rig.reset()
+        crowd = [
+            dataclasses.replace(OTHER, name=f"s{number}", number=number, exposed=False, families=(family,))
+            for number, family in itertools.product(range(1000, 2500), BOTH)
+        ]
+        rig.write(WEB, STICKY, extra=crowded(rig, crowd))
+        rig.server().until_logged("synced")
+        rig.eventually(lambda: self.killed_early(rig, table))
+        rig.agent()
+        rig.until_programmed()
+        rig.until_connected()
+        for family in BOTH:
+            assert rig.ask(frontend(CLUSTER_IP, 70, family), times=25) == {"A", "B"}
+            assert rig.ask({Family.IPV4: "10.96.6.7", Family.IPV6: "2001:db8:96::1507"}[family]) == {"C"}
+        assert rig.ruleset().count(" : goto cluster-ip-tcp-1") == 3000
+
+
+def crowded(rig: Rig, crowd: list[Svc]) -> list[Object]:
+    """Objects of many services; their numbers give addresses of the same range."""
+    made = []
+    for service in crowd:
+        text = f"10.96.{service.number // 250}.{service.number % 250}"
+        if service.families == (Family.IPV6,):
+            text = f"2001:db8:96::{service.number}"
+        first, *slices = dataclasses.replace(service, name=f"{service.name}-{service.families[0]}").manifests(
+            rig.lab
+        )
+        made += [first | {"spec": first["spec"] | {"clusterIP": text, "clusterIPs": [text]}}, *slices]
+    return made
 
 
 class TestEnding:
