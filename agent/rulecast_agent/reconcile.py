@@ -285,6 +285,8 @@ class Reconciler:
                 drift.count,
                 "; ".join(drift.differences),
             )
+            # Something may have been refused on the way.
+            self._retry_pacer.request()
         self._works()
 
     def _broken(self, error: DataplaneError) -> None:

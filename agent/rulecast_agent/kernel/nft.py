@@ -5,7 +5,7 @@ from typing import Protocol
 
 
 class NftMissing(Exception):
-    """nft cannot be run at all; `str()` is one clear line."""
+    """nft cannot be used at all; `str()` is one clear line."""
 
 
 class NftRefused(Exception):

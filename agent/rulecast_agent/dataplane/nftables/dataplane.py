@@ -173,6 +173,7 @@ class NftablesDataplane:
             before = self._begin()
             if self._unknown:
                 self._converge()
+                changes = {**self._owed, **changes}
                 before = self._begin()
             if host != self._host:
                 operations += self._rehost(host)
@@ -186,6 +187,7 @@ class NftablesDataplane:
                 if mine:
                     findings = table.change(mine)
                     errors |= findings.errors
+                    changes = {**findings.dropped, **changes}
                     operations += findings.operations
             self._end(before)
         except _KERNEL_ERRORS as error:

@@ -17,7 +17,7 @@ from rulecast_agent.dataplane.nftables.layout import arranged
 from rulecast_agent.dataplane.nftables.planner import Plan, State, host_addresses
 from rulecast_agent.dataplane.nftables.render import create_table, element_text, script, write_chains
 from rulecast_agent.dataplane.nftables.rules import Chain, declare, set_shapes
-from rulecast_agent.kernel.nft import Execer, NftRefused
+from rulecast_agent.kernel.nft import Execer, NftMissing, NftRefused
 from rulecast_agent.kernel.nft_netlink import (
     ChainInfo,
     ElementMessage,
@@ -47,6 +47,8 @@ class Findings(msgspec.Struct):
     dropped: dict[ServiceKey, ServiceView] = msgspec.field(default_factory=dict)
     """Services with an error that had to be taken out of the state."""
     mended: bool = False
+    usable: bool = False
+    """nft was seen to take what is known to be right."""
 
     def add(self, line: str) -> None:
         """Count one difference and word it while there is room."""
@@ -92,8 +94,16 @@ class FamilyTable:
         self._change(dict(changes), findings)
         if findings.errors:
             # A half-written change of a refused service, such as its affinity chains, is undone by this.
-            self.converge()
+            self._mend(findings)
         return findings
+
+    def _mend(self, findings: Findings) -> int:
+        """Converge; what had to be dropped for it is added to `findings`."""
+        found = self.converge()
+        for key, view in found.dropped.items():
+            findings.errors.setdefault(key, found.errors[key])
+            findings.dropped.setdefault(key, view)
+        return found.count
 
     def _change(self, changes: dict[ServiceKey, ServiceView | None], findings: Findings) -> None:
         plan = self.state.plan(changes)
@@ -104,9 +114,12 @@ class FamilyTable:
             # The kernel may not have what we believe: mend that once, then see whether it still refuses.
             if codes & {errno.ENOENT, errno.EEXIST} and not findings.mended:
                 findings.mended = True
-                if self.converge().count:
+                if self._mend(findings):
                     self._change(changes, findings)
                     return
+            if isinstance(refused, NftRefused) and not findings.usable:
+                self._check_nft()
+                findings.usable = True
             bad = self._refused_chains(plan) if isinstance(refused, NftRefused) else {}
             if bad:
                 for key, layout in plan.layouts.items():
@@ -129,6 +142,13 @@ class FamilyTable:
             if layout and max(len(layout.view.cluster), len(layout.view.local)) > names.LOCAL_OFFSET:
                 _log.warning("%s: endpoints beyond the first %d get no traffic", key, names.LOCAL_OFFSET)
         self._note_unused(self.state.merge(plan))
+
+    def _check_nft(self) -> None:
+        """Tell a bad service from an nft that takes nothing. Raises NftMissing."""
+        try:
+            self._nft.run("\n".join(create_table(self.family)) + "\n", check=True)
+        except NftRefused as refused:
+            raise NftMissing(f"nft takes nothing: {refused}") from refused
 
     def _refused_chains(self, plan: Plan) -> dict[str, str]:
         """Shared chains that are refused by themselves: halving would try every service that needs them."""
@@ -177,10 +197,17 @@ class FamilyTable:
     def converge(self, *, adopt: bool = False) -> Findings:
         """Read everything back and write the differences. With `adopt` take over the slots that are found."""
         if not self._socket.has_table(self._nfproto, names.TABLE):
-            views = {key: layout.view for key, layout in self.state.layouts.items()}
-            self.state = State(family=self.family, host=self.state.host)
+            before = self.state
+            views = {key: layout.view for key, layout in before.layouts.items()}
+            self.state = State(family=self.family, host=before.host)
             self._unused = {}
-            findings = self._load(views)
+            try:
+                findings = self._load(views)
+            except Exception:
+                # What is meant must not be lost with what is there.
+                self.state = before
+                raise
+            findings.dropped = {key: views[key] for key in findings.errors}
             findings.add(f"table {names.WORD[self.family]} {names.TABLE} is missing")
             return findings
         findings = Findings()
