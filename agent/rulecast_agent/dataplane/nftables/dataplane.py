@@ -49,6 +49,8 @@ class NftablesDataplane:
         self._unknown = False
         """An error left us without knowledge of what the kernel has."""
         self._generation = -1
+        self._foreign = False
+        """Others committed something that was not looked at yet."""
         self._full_check_due = False
         self._last_full = -1e9
         self._full_check_pause = 0.0
@@ -158,8 +160,8 @@ class NftablesDataplane:
             raise DataplaneError(f"nftables: {error}") from error
         self._started = True
         self._unknown = False
-        # Somebody may have committed between our own transactions of the load; it is looked at once later.
-        self._full_check_due = True
+        # Somebody may have committed between our own transactions of the load.
+        self._foreign = True
         self._last_full = self._clock()
         self._full_check_pause = self._full_check_seconds
         self._owed = {key: views[key] for key in errors}
@@ -210,7 +212,7 @@ class NftablesDataplane:
         """The generation from which our own commits are counted; a foreign one before it is remembered."""
         generation = self._open().generation()
         if generation != self._generation:
-            self._full_check_due = True
+            self._foreign = True
         for table in self._tables.values():
             table.commits = 0
         return generation
@@ -221,12 +223,13 @@ class NftablesDataplane:
 
     def _check(self) -> Drift | None:
         generation = self._open().generation()
-        foreign = generation != self._generation
+        foreign = self._foreign or generation != self._generation
         drift = None
         if self._unknown or (foreign and not all(table.intact() for table in self._tables.values())):
             drift = self._converge()
         else:
             self._full_check_due = self._full_check_due or foreign
+            self._foreign = False
             self._generation = generation
             if self._full_check_due and self._clock() - self._last_full >= self._full_check_pause:
                 drift = self._converge()
@@ -248,6 +251,7 @@ class NftablesDataplane:
                 self._owed.setdefault(key, view)
         self._end(before)
         self._unknown = False
+        self._foreign = False
         self._full_check_due = False
         self._last_full = self._clock()
         self._full_check_pause = min(
