@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import resource
 import signal
 from collections.abc import Mapping, Sequence
 
@@ -24,8 +25,15 @@ def main(argv: Sequence[str]) -> int:
     """Run until SIGTERM or SIGINT. Raises UsageError for bad input."""
     settings = parse(argv)
     log.configure(output=settings.log_format, level=settings.log_level)
+    _allow_many_connections()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(settings))
+
+
+def _allow_many_connections() -> None:
+    """Each agent is a file; the soft limit that many systems set is 1,024, for programs that select()."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 async def _serve(settings: ServerSettings) -> int:

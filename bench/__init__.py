@@ -1,0 +1,1 @@
+"""The budgets, measured. See README.md."""

@@ -1,0 +1,145 @@
+"""The whole line at one size: server start, agent start, one change, first packets, memory."""
+
+import socket
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+from bench import objects
+from bench.process import Process, quantile
+
+_NETLINK_NETFILTER, _GROUP_NFTABLES = 12, 7
+_NODE = "node-0"
+KUBECONFIG = """apiVersion: v1
+kind: Config
+current-context: bench
+contexts: [{{name: bench, context: {{cluster: bench, user: bench}}}}]
+clusters: [{{name: bench, cluster: {{server: "{url}"}}}}]
+users: [{{name: bench, user: {{token: none}}}}]
+"""
+
+
+class Backend:
+    """Accepts on every local address, so that any endpoint answers."""
+
+    def __init__(self) -> None:
+        self._socket = socket.create_server(("0.0.0.0", objects.BACKEND_PORT), backlog=1024)
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                accepted, _ = self._socket.accept()
+            except OSError:
+                return
+            accepted.close()
+
+    def close(self) -> None:
+        # Closing alone would leave the thread in its accept, and the port in use.
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+def connect(number: int, timeout: float = 1.0) -> float:
+    """Seconds for a connection to a service's cluster IP. Raises OSError."""
+    begin = time.perf_counter()
+    with socket.create_connection((objects.cluster_ip(number), 80), timeout=timeout):
+        return time.perf_counter() - begin
+
+
+def start_server(api: Process, work: Path) -> Process:
+    """A server that watches `api`."""
+    kubeconfig = work / "kubeconfig"
+    kubeconfig.write_text(KUBECONFIG.format(url=api.hear()))
+    flags = ["--kubeconfig", str(kubeconfig), "--insecure", "--listen", "127.0.0.1:9443"]
+    server = Process(["rulecast.cli", "server", *flags, "--http", "127.0.0.1:9440"], log=work / "log")
+    try:
+        server.ready("http://127.0.0.1:9440/readyz")
+    except TimeoutError:
+        server.end()
+        raise
+    return server
+
+
+def _start_agent(work: Path) -> Process:
+    flags = ["--server", "127.0.0.1:9443", "--insecure", "--node-name", _NODE]
+    flags += ["--http", "127.0.0.1:10256", "--cluster-cidr", "10.0.0.0/8"]
+    return Process(["rulecast.cli", "agent", *flags], log=work / "log")
+
+
+def measure(services: int, *, endpoints: int, changes: int, work: Path) -> dict[str, float]:
+    """Run the line. Times in ms unless named otherwise, memory in MB."""
+    found: dict[str, float] = {}
+    arguments = ["bench.apiserver", str(services), str(endpoints)]
+    backend = Backend()
+    try:
+        with (
+            Process(arguments, log=work / "log", talk=True) as api,
+            start_server(api, work) as server,
+            _start_agent(work) as agent,
+        ):
+            found["server spawn to ready"] = server.became_ready * 1000
+            found["agent spawn to answering"] = _until_answering(agent, services) * 1000
+            agent.ready("http://127.0.0.1:10256/readyz")
+            time.sleep(1.0)
+            for name, process in (("server", server), ("agent", agent)):
+                found[f"{name} MB"], found[f"{name} peak MB"] = process.memory()
+            found |= _changes(api, agent, server, services, changes)
+            found |= _packets(services)
+    finally:
+        backend.close()
+    return found
+
+
+def _until_answering(agent: Process, services: int) -> float:
+    """Seconds from the agent's start until the last service answers. Raises OSError."""
+    while True:
+        try:
+            connect(services - 1, 0.1)
+        except OSError:
+            if time.monotonic() - agent.started > 120 or not agent.alive():
+                raise
+            time.sleep(0.005)
+        else:
+            return time.monotonic() - agent.started
+
+
+def _changes(api: Process, agent: Process, server: Process, services: int, changes: int) -> dict[str, float]:
+    """Replace one endpoint at a time; the kernel's own notification ends the clock."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER) as events:
+        events.bind((0, 1 << (_GROUP_NFTABLES - 1)))
+        events.settimeout(10.0)
+        latencies = []
+        agent_cpu, server_cpu = agent.cpu(), server.cpu()
+        for shift in range(1, changes + 1):
+            begin = time.perf_counter()
+            api.say(f"{shift * 7919 % services} {shift}")
+            events.recv(1 << 16)
+            latencies.append(time.perf_counter() - begin)
+            # Beyond the pause that the agent keeps between two writes.
+            time.sleep(0.15)
+            events.setblocking(False)
+            try:
+                while events.recv(1 << 16):
+                    pass
+            except BlockingIOError:
+                pass
+            events.settimeout(10.0)
+        return {
+            "change p50": quantile(latencies, 0.5) * 1000,
+            "change p99": quantile(latencies, 0.99) * 1000,
+            "agent CPU a change": (agent.cpu() - agent_cpu) / changes * 1000,
+            "server CPU a change": (server.cpu() - server_cpu) / changes * 1000,
+        }
+
+
+def _packets(services: int) -> dict[str, float]:
+    times = [connect(number * 7919 % services) for number in range(2000)]
+    return {"connect p50 us": quantile(times, 0.5) * 1e6, "connect p99 us": quantile(times, 0.99) * 1e6}
+
+
+def prepare_namespace() -> None:
+    """Make 10.0.0.0/8 local in the network namespace of this process (which must be one of its own)."""
+    for command in ("link set lo up", "route add local 10.0.0.0/8 dev lo"):
+        subprocess.run(["ip", *command.split()], check=True)
