@@ -28,6 +28,7 @@ lint: setup
 
 types: setup
 	.venv/bin/mypy
+	.venv/bin/mypy bench
 
 layers: setup
 	.venv/bin/lint-imports
