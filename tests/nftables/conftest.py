@@ -40,3 +40,10 @@ def make(namespace: str) -> Iterator[Callable[..., NftablesDataplane]]:
 def nft(*arguments: str) -> str:
     """Run nft in the current namespace."""
     return subprocess.run(["nft", *arguments], check=True, capture_output=True, text=True).stdout
+
+
+def listing(family: str = "ip") -> str:
+    return nft("list", "table", family, "rulecast")
+
+
+Make = Callable[..., NftablesDataplane]
