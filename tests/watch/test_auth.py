@@ -52,6 +52,7 @@ async def source_from(path: Path, url: str, user: Object) -> ClusterSource:
         (GOOD | {"clusters": [{"name": "it", "cluster": {}}]}, "server"),
         (kubeconfig("ftp://x"), "ftp://x"),
         (GOOD | {"clusters": "x"}, "clusters"),
+        (kubeconfig("https://127.0.0.1:1") | {"users": []}, "the context has no user"),
         (kubeconfig("http://127.0.0.1:1", {"tokenFile": "/does/not/exist"}), "/does/not/exist"),
         (kubeconfig("http://127.0.0.1:1", {"token": "a\nb"}), "control characters"),
         (kubeconfig("https://127.0.0.1:1", {"client-certificate-data": "!!!"}), ""),

@@ -96,6 +96,9 @@ def kubeconfig_loader(path: Path, context: str | None = None) -> Load:
         # Whatever a strange file provokes: KeyError, TypeError, binascii.Error, ConfigException.
         except AssertionError:
             raise ConfigError(f"{path}: an empty server, user or context section") from None
+        except TypeError:
+            # kubernetes_asyncio looks for certificates in a user of None.
+            raise ConfigError(f"{path}: the context has no user ('user: {{}}' is anonymous)") from None
         except Exception as error:
             raise ConfigError(f"{path}: {_one_line(error)}") from None
         expiry = getattr(loader, "exec_plugin_expiry", None)
