@@ -193,6 +193,7 @@ class ListWatch:
         if floor:
             params["resourceVersion"] = str(floor)
         self._status.lists += 1
+        self._status.streamed_lists += 1
         deadline = time.monotonic() + 2 * self._settings.inactivity
         current: dict[Key, Seen | BadObject] | None = {}
         async with aclosing(self._events(params)) as batches:

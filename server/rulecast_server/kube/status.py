@@ -62,6 +62,8 @@ class ResourceStatus(msgspec.Struct, kw_only=True):
     """The newest resourceVersion seen."""
     objects: int = 0
     lists: int = 0
+    streamed_lists: int = 0
+    """Of them, those asked for as a watch with initial events."""
     relists: int = 0
     """Lists after the first one that was taken."""
     watches: int = 0

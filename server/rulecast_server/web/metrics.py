@@ -17,6 +17,7 @@ from rulecast_server.pipeline import Pipeline
 _PREFIX = "rulecast_server_"
 _RESOURCE_COUNTERS = (
     "lists",
+    "streamed_lists",
     "relists",
     "watches",
     "bookmarks",
