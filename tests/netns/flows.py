@@ -1,6 +1,7 @@
 """Clients that stay: one socket, many questions."""
 
 import socket
+import struct
 
 from rulecast.lab import Host
 
@@ -14,6 +15,9 @@ class Flow:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._socket = client.namespace.socket(family, kind)
         self._socket.settimeout(0.5)
+        if kind is socket.SOCK_STREAM and source_port:
+            # A reset at the end leaves the port free for the next connection.
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._socket.bind(("", source_port))
         try:
             self._socket.connect((address, port))
@@ -40,9 +44,9 @@ class Flow:
             return "dropped"
 
 
-def tcp(client: Host, address: str, port: int) -> Flow:
-    """An open connection."""
-    return Flow(client, address, port, socket.SOCK_STREAM)
+def tcp(client: Host, address: str, port: int, source_port: int = 0) -> Flow:
+    """An open connection; one with a source port ends with a reset."""
+    return Flow(client, address, port, socket.SOCK_STREAM, source_port)
 
 
 def udp(client: Host, address: str, port: int, source_port: int = 0) -> Flow:

@@ -224,6 +224,19 @@ class TestConnections:
             assert old.ask() == "A"
 
     @families
+    def test_a_client_that_uses_its_port_again_has_the_new_endpoint_at_once(
+        self, cluster: Cluster, family: Family
+    ) -> None:
+        """kubernetes/kubernetes#81775."""
+        client, address = cluster.n1.pods["cli1"], frontend(CLUSTER_IP, 70, family)
+        cluster.apply(with_endpoints(WEB, A))
+        for endpoint in (A, B, A):
+            cluster.apply(with_endpoints(WEB, endpoint))
+            check(cluster, WEB, POD, CLUSTER_IP, keeps(endpoint.name), only_families=(family,))
+            with flows.tcp(client, address, 80, source_port=23456) as flow:
+                assert flow.ask() == endpoint.name
+
+    @families
     def test_a_refused_port_accepts_as_soon_as_an_endpoint_is_there(
         self, cluster: Cluster, family: Family
     ) -> None:
