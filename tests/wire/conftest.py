@@ -37,7 +37,7 @@ class Server:
         tls: TlsFiles | None = None,
         authorizer: Authorizer | None = None,
         mark_interval: float = 10.0,
-        **settings: float,
+        **settings: object,
     ) -> None:
         self.contents: values.Contents = {}
         self.hub = Hub(DeltaLog(), HubSettings(mark_interval=mark_interval))

@@ -15,6 +15,7 @@ from rulecast.model import FLEET, NodeInfo, node_scope
 from rulecast.v1 import rules_pb2 as pb
 from rulecast.v1 import rules_pb2_grpc
 from rulecast_server.feed import DeltaLog, Hub
+from rulecast_server.rpc.limits import Limits
 from rulecast_server.rpc.server import RpcServer, RpcSettings
 from tests.wire import values
 from tests.wire.proxy import Proxy
@@ -129,9 +130,8 @@ async def test_an_oversize_request_is_refused_and_leaks_nothing(start_server) ->
     assert not server.hub.streams
 
 
-async def test_a_stream_without_a_hello_is_ended(start_server, monkeypatch) -> None:
-    monkeypatch.setattr("rulecast_server.rpc.service.HELLO_TIMEOUT", 0.05)
-    server = await start_server(contents=FLEET_OF_TWO)
+async def test_a_stream_without_a_hello_is_ended(start_server) -> None:
+    server = await start_server(contents=FLEET_OF_TWO, limits=Limits(hello=0.05))
     async with grpc.aio.insecure_channel(server.address) as channel:
         call = rules_pb2_grpc.RulesStub(channel).Watch()
         with pytest.raises(grpc.aio.AioRpcError, match="no hello came"):

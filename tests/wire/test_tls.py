@@ -11,7 +11,7 @@ from rulecast.model import FLEET
 from rulecast.v1 import rules_pb2 as pb
 from rulecast.v1 import rules_pb2_grpc
 from rulecast_agent.feed.channels import ChannelSettings, ClientTls, check_tls
-from rulecast_server.rpc.authorize import CertificateNames, Peer
+from rulecast_server.rpc.authorize import CertificateNames, Peer, Refused
 from rulecast_server.rpc.credentials import ReloadingCredentials, TlsFiles
 from tests.wire import values
 from tests.wire.conftest import Authority
@@ -30,7 +30,9 @@ def server_files(authority: Authority, directory: Path, ca: Authority | None = N
 
 
 def client(authority: Authority, cn: str, *names: str, ca: Authority | None = None) -> ChannelSettings:
-    cert, key = authority.issue(f"client-{cn}".replace(":", "-"), cn, *names)
+    cert, key = authority.issue(
+        "client-" + "".join(each if each.isalnum() else "-" for each in cn), cn, *names
+    )
     return ChannelSettings(tls=ClientTls((ca or authority).cert, cert, key), connect_backoff=0.2)
 
 
@@ -99,9 +101,22 @@ async def test_plain_text_and_a_missing_client_certificate_get_nowhere(
 
 
 @pytest.mark.asyncio
-async def test_listing_is_for_administrators(start_server, authority, tmp_path) -> None:
-    server = await start_server(contents=CONTENTS, tls=server_files(authority, tmp_path))
-    for cn, code in (("admin", grpc.StatusCode.OK), ("system:node:n1", grpc.StatusCode.PERMISSION_DENIED)):
+async def test_listing_is_for_a_group_of_its_own(start_server, authority, tmp_path) -> None:
+    server = await start_server(
+        contents=CONTENTS,
+        tls=server_files(authority, tmp_path),
+        authorizer=CertificateNames(inspect_groups=("viewers",)),
+    )
+    refused = grpc.StatusCode.PERMISSION_DENIED
+    for cn, code in (
+        ("ann/O=viewers", grpc.StatusCode.OK),
+        ("bob/O=other/O=viewers", grpc.StatusCode.OK),
+        ("carl", refused),
+        ("system:node:n1", refused),
+        ("n1/O=other", refused),
+        ("eve/O=a\\+O\\=viewers", refused),
+        ("O=viewers", refused),
+    ):
         tls = client(authority, cn).tls
         credentials = grpc.ssl_channel_credentials(
             tls.server_ca.read_bytes(), tls.key.read_bytes(), tls.cert.read_bytes()
@@ -172,5 +187,7 @@ async def test_a_certificate_speaks_for_no_node_whose_name_only_looks_like_it() 
     assert await authorizer.watch(peer, "n1") is None
     assert await authorizer.watch(peer, "n2") is None
     for name in ("n", "n11", "system:node:n1x", "N1", ""):
-        assert await authorizer.watch(peer, name)
-    assert await authorizer.watch(Peer(address="a"), "n1")
+        with pytest.raises(Refused, match="does not name node"):
+            await authorizer.watch(peer, name)
+    with pytest.raises(Refused):
+        await authorizer.watch(Peer(address="a"), "n1")

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 import aiohttp
 
@@ -42,8 +43,15 @@ class _Session:
             await self.http.close()
 
 
+class _Request(NamedTuple):
+    method: str
+    path: str
+    params: Mapping[str, str]
+    body: bytes | None
+
+
 class ApiClient:
-    """GET requests with whatever the credentials are at that moment.
+    """Requests with whatever the credentials are at that moment.
 
     Files are looked at before each request, so a rotated token, certificate or CA
     counts from the next one
@@ -77,11 +85,24 @@ class ApiClient:
 
         Raises aiohttp.ClientError and OSError.
         """
+        async with self._request(_Request("GET", path, params, None)) as response:
+            yield response
+
+    async def post(self, path: str, body: bytes) -> tuple[int, bytes]:
+        """Send JSON; returns the status and the body of the answer.
+
+        Raises aiohttp.ClientError and OSError.
+        """
+        async with self._request(_Request("POST", path, {}, body)) as response:
+            return response.status, await response.read()
+
+    @asynccontextmanager
+    async def _request(self, request: _Request) -> AsyncIterator[aiohttp.ClientResponse]:
         if self._access.due(time.time()):
             await self._reload(self._access)
         access = self._access
         async with self._session as http:
-            response = await self._send(http, access, path, params)
+            response = await self._send(http, access, request)
             try:
                 if response.status == 401:
                     await self._reload(access)
@@ -91,7 +112,7 @@ class ApiClient:
             finally:
                 response.close()
         async with self._session as http:
-            response = await self._send(http, self._access, path, params)
+            response = await self._send(http, self._access, request)
             try:
                 yield response
             finally:
@@ -103,15 +124,19 @@ class ApiClient:
         await self._session.http.close()
 
     async def _send(
-        self, http: aiohttp.ClientSession, access: Access, path: str, params: Mapping[str, str]
+        self, http: aiohttp.ClientSession, access: Access, request: _Request
     ) -> aiohttp.ClientResponse:
         # Compressing a list of 30 MB costs the API server more than the network of a cluster does.
         headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
         if access.authorization:
             headers["Authorization"] = access.authorization
-        return await http.get(
-            access.host + path,
-            params=params,
+        if request.body is not None:
+            headers["Content-Type"] = "application/json"
+        return await http.request(
+            request.method,
+            access.host + request.path,
+            params=request.params,
+            data=request.body,
             headers=headers,
             proxy=access.proxy,
             server_hostname=access.server_name if access.host.startswith("https") else None,

@@ -10,7 +10,11 @@ from rulecast.errors import UsageError
 from rulecast.flags import HostPort
 from rulecast_server.feed import Hub
 from rulecast_server.rpc.authorize import AllowAll, Authorizer, CertificateNames
+from rulecast_server.rpc.calls import Calls
+from rulecast_server.rpc.counters import RefusalLog, RpcCounters
 from rulecast_server.rpc.credentials import ReloadingCredentials, TlsFiles
+from rulecast_server.rpc.guard import InspectionGuard
+from rulecast_server.rpc.limits import Limits
 from rulecast_server.rpc.service import SERVICE_NAME, RulesService
 
 _SERVICES = (
@@ -19,8 +23,6 @@ _SERVICES = (
     reflection.SERVICE_NAME,
     "grpc.channelz.v1.Channelz",
 )
-_MAX_REQUEST = 256 << 10
-"""An agent's largest request, an ack with 100 errors, is some 60 KiB."""
 
 
 class RpcSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +39,7 @@ class RpcSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_connection_age: float | None = None
     """End connections of this age, give or take a tenth, so that agents spread over new replicas."""
     max_connection_age_grace: float = 5.0
+    limits: Limits = Limits()
 
 
 class RpcServer:
@@ -49,8 +52,20 @@ class RpcServer:
             authorizer = CertificateNames() if settings.tls is not None else AllowAll()
         self._hub = hub
         self._settings = settings
-        self._server = grpc.aio.server(options=_options(settings))
-        self.service = RulesService(hub, authorizer)
+        limits = settings.limits
+        self.counters = RpcCounters()
+        refusals = RefusalLog(self.counters)
+        self._calls = Calls(limits, self.counters)
+        guard = InspectionGuard(authorizer, limits, refusals, self._calls)
+        self._server = grpc.aio.server(interceptors=(guard,), options=_options(settings))
+        self.service = RulesService(
+            hub,
+            authorizer,
+            limits=limits,
+            counters=self.counters,
+            refusals=refusals,
+            calls=self._calls,
+        )
         self.port = settings.listen.port
         """The port that is really bound; differs from the asked one only when that was 0."""
         self._health = health.aio.HealthServicer()
@@ -74,6 +89,7 @@ class RpcServer:
         except RuntimeError:
             raise UsageError(f"--listen {address}: in use, or not an address of this host") from None
         await self._server.start()
+        self._calls.start()
 
     async def set_serving(self, *, serving: bool) -> None:
         """Tell health checkers whether agents should be sent here."""
@@ -88,12 +104,14 @@ class RpcServer:
         await self._health.enter_graceful_shutdown()
         self._hub.close("the server is shutting down")
         await self._server.stop(grace)
+        await self._calls.stop()
 
 
 def _options(settings: RpcSettings) -> list[tuple[str, int]]:
     def ms(seconds: float) -> int:
         return int(seconds * 1000)
 
+    limits = settings.limits
     options = [
         ("grpc.keepalive_time_ms", ms(settings.keepalive_time)),
         ("grpc.keepalive_timeout_ms", ms(settings.keepalive_timeout)),
@@ -104,7 +122,13 @@ def _options(settings: RpcSettings) -> list[tuple[str, int]]:
         ("grpc.http2.ping_timeout_ms", ms(settings.keepalive_timeout)),
         # Each frame would be followed by a ping that measures the bandwidth.
         ("grpc.http2.bdp_probe", 0),
-        ("grpc.max_receive_message_length", _MAX_REQUEST),
+        ("grpc.http2.max_ping_strikes", limits.ping_strikes),
+        ("grpc.max_receive_message_length", limits.request_bytes),
+        ("grpc.max_metadata_size", limits.metadata_bytes),
+        ("grpc.absolute_max_metadata_size", limits.metadata_bytes),
+        ("grpc.max_concurrent_streams", limits.streams_per_connection),
+        ("grpc.server_handshake_timeout_ms", ms(limits.handshake)),
+        ("grpc.max_connection_idle_ms", ms(limits.idle_connection)),
         # Two servers on one port would share its connections in silence.
         ("grpc.so_reuseport", 0),
     ]

@@ -5,40 +5,53 @@ cancel a pending read; so each call has a reading task of its own that ends with
 """
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Iterable
-from typing import NoReturn, TypeVar
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from typing import NoReturn
 
 import grpc
 
 from rulecast.v1 import rules_pb2 as pb
-from rulecast.wire.messages import Hello, WireError
-from rulecast.wire.requests import decode_request
-from rulecast_server.feed import AgentState, Hub, Stream
-from rulecast_server.rpc.authorize import Authorizer, Peer
-
-_log = logging.getLogger(__name__)
+from rulecast.wire.messages import Hello
+from rulecast_server.feed import AgentState, Hub
+from rulecast_server.rpc.authorize import Authorizer, Refused
+from rulecast_server.rpc.calls import Call, Calls
+from rulecast_server.rpc.counters import RefusalLog, RpcCounters
+from rulecast_server.rpc.limits import Limits
+from rulecast_server.rpc.peers import peer_of
+from rulecast_server.rpc.reading import Context, End, Reading
+from rulecast_server.rpc.standing import Standing
 
 SERVICE_NAME = "rulecast.v1.Rules"
-HELLO_TIMEOUT = 10.0
-"""Seconds in which a stream must say who it is for."""
 SYNC_TIMEOUT = 5.0
 """Seconds for which an agent that comes during our start waits; then it is sent to look elsewhere."""
-
-_Request = TypeVar("_Request")
-_Response = TypeVar("_Response")
-_Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
 class RulesService:
     """Serves Watch and ListAgents for one hub."""
 
-    def __init__(self, hub: Hub, authorizer: Authorizer) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        authorizer: Authorizer,
+        *,
+        limits: Limits,
+        counters: RpcCounters,
+        refusals: RefusalLog,
+        calls: Calls,
+    ) -> None:
         self._hub = hub
         self._authorizer = authorizer
+        self._limits = limits
+        self._counters = counters
+        self._refusals = refusals
+        self._calls = calls
         self._readers: set[asyncio.Task[None]] = set()
-        self.rejected = 0
-        """Watch calls that were refused."""
+
+    @property
+    def rejected(self) -> int:
+        """Watch and inspection calls that were refused."""
+        return sum(self._counters.refused.values())
 
     @property
     def readers(self) -> int:
@@ -59,114 +72,79 @@ class RulesService:
             },
         )
 
-    async def _watch(self, _requests: AsyncIterator[bytes], context: _Context) -> None:
-        call = _Reading()
-        reader = asyncio.create_task(call.run(context), name=f"requests of {context.peer()}")
+    async def _watch(self, _requests: AsyncIterator[bytes], context: Context) -> None:
+        call = Call(context.peer(), "a stream without a hello yet")
+        if (full := self._calls.enter(call)) is not None:
+            await self._reject(context, call, full)
+        try:
+            with self._reading(context) as reading:
+                await self._serve(reading, call, context)
+        finally:
+            self._calls.leave(call)
+
+    @contextlib.contextmanager
+    def _reading(self, context: Context) -> Iterator[Reading]:
+        reading = Reading(self._limits, self._counters)
+        reader = asyncio.create_task(reading.run(context), name=f"requests of {context.peer()}")
         self._readers.add(reader)
         reader.add_done_callback(self._readers.discard)
-        hello = await self._hello(call, context)
-        peer = _peer(context)
-        if not await self._hub.synced(SYNC_TIMEOUT):
-            await self._reject(context, grpc.StatusCode.UNAVAILABLE, "not synchronized with the cluster yet")
-        refusal = await self._authorizer.watch(peer, hello.node_name)
-        if refusal is not None:
-            _log.warning("%s was refused node %s: %s", peer.address, hello.node_name, refusal)
-            await self._reject(context, grpc.StatusCode.PERMISSION_DENIED, refusal)
-        stream = self._hub.attach(hello, peer=peer.address)
+        yield reading
+
+    async def _serve(self, reading: Reading, call: Call, context: Context) -> None:
+        hello = await self._hello(reading, call, context)
+        node = hello.node_name
+        call.name = f"node {node}"
+        peer = peer_of(context)
         try:
-            call.bind(stream)
+            holds = await self._authorizer.watch(peer, node)
+        except Refused as refused:
+            await self._reject(context, call, End(grpc.StatusCode[refused.denial.name], str(refused)))
+        if not await self._hub.synced(SYNC_TIMEOUT):
+            why = "not synchronized with the cluster yet"
+            await self._reject(context, call, End(grpc.StatusCode.UNAVAILABLE, why))
+        if (full := self._calls.admit(call, node)) is not None:
+            await self._reject(context, call, full)
+        stream = self._hub.attach(hello, peer=peer.address)
+        standing = Standing(self._authorizer, peer, node, self._counters, reading.fail)
+        try:
+            reading.bind(stream)
+            standing.holds(holds)
             while frames := await stream.frames():
                 for frame in frames:
-                    await context.write(frame)
+                    with self._calls.writing(call):
+                        await context.write(frame)
         finally:
+            standing.stop()
             self._hub.detach(stream)
-        if call.violation is not None:
-            await self._reject(context, grpc.StatusCode.INVALID_ARGUMENT, call.violation)
+        if reading.end is not None:
+            await self._reject(context, call, reading.end)
         await context.abort(grpc.StatusCode.UNAVAILABLE, stream.closed or "closed")
 
-    async def _hello(self, call: "_Reading", context: _Context) -> Hello:
+    async def _hello(self, reading: Reading, call: Call, context: Context) -> Hello:
         # Not wait_for: it would cancel what it waits for.
-        await asyncio.wait((call.hello,), timeout=HELLO_TIMEOUT)
-        if not call.hello.done():
-            await self._reject(context, grpc.StatusCode.DEADLINE_EXCEEDED, "no hello came")
-        hello = call.hello.result()
+        await asyncio.wait((reading.hello,), timeout=self._limits.hello)
+        if not reading.hello.done():
+            await self._reject(context, call, End(grpc.StatusCode.DEADLINE_EXCEEDED, "no hello came"))
+        hello = reading.hello.result()
         if hello is None:
-            violation = call.violation or "the stream ended before a hello"
-            await self._reject(context, grpc.StatusCode.INVALID_ARGUMENT, violation)
+            why = "the stream ended before a hello"
+            await self._reject(context, call, reading.end or End(grpc.StatusCode.INVALID_ARGUMENT, why))
         return hello
 
-    async def _reject(self, context: _Context, code: grpc.StatusCode, why: str) -> NoReturn:
-        self.rejected += 1
-        await context.abort(code, why)
+    async def _reject(self, context: Context, call: Call, end: End) -> NoReturn:
+        self._refusals.refused(end.code, call.peer, call.name, end.why)
+        await context.abort(end.code, end.why)
         raise AssertionError
 
     async def _list_agents(
         self,
         _request: pb.ListAgentsRequest,
-        context: grpc.aio.ServicerContext[pb.ListAgentsRequest, pb.ListAgentsResponse],
+        _context: grpc.aio.ServicerContext[pb.ListAgentsRequest, pb.ListAgentsResponse],
     ) -> pb.ListAgentsResponse:
-        refusal = await self._authorizer.list_agents(_peer(context))
-        if refusal is not None:
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, refusal)
         now = self._hub.clock()
         return pb.ListAgentsResponse(
             revision=self._hub.log.revision, agents=[_status(state, now) for state in self._hub.agents()]
         )
-
-
-class _Reading:
-    """Reads one call's requests."""
-
-    def __init__(self) -> None:
-        self.hello: asyncio.Future[Hello | None] = asyncio.get_running_loop().create_future()
-        """The first request; None when something else came, or nothing."""
-        self.violation: str | None = None
-        self._stream: Stream | None = None
-
-    def bind(self, stream: Stream) -> None:
-        """Where requests after the first one go."""
-        self._stream = stream
-        if self.violation is not None:
-            stream.close(self.violation)
-
-    async def run(self, context: _Context) -> None:
-        """Read until the client closes its side or the call ends."""
-        try:
-            # EOF is the one thing read that is not bytes.
-            while isinstance(data := await context.read(), bytes):
-                self._take(data)
-        except WireError as error:
-            self.violation = str(error)
-            if self._stream is not None:
-                self._stream.close(self.violation)
-        except (grpc.aio.AbortError, grpc.aio.UsageError, grpc.aio.InternalError):
-            # The call ended, which its handler hears in its own way.
-            pass
-        finally:
-            if not self.hello.done():
-                self.hello.set_result(None)
-
-    def _take(self, data: bytes) -> None:
-        request = decode_request(data)
-        if isinstance(request, Hello):
-            if self.hello.done():
-                raise WireError("a second hello")
-            self.hello.set_result(request)
-        elif not self.hello.done():
-            raise WireError("the first request is not a hello")
-        elif request is not None and self._stream is not None:
-            self._stream.receive(request)
-
-
-def _peer(context: grpc.aio.ServicerContext[_Request, _Response]) -> Peer:
-    auth = context.auth_context()
-    metadata: Iterable[tuple[str, str | bytes]] = context.invocation_metadata() or ()
-    return Peer(
-        address=context.peer(),
-        common_name=next((name.decode() for name in auth.get("x509_common_name", ())), ""),
-        alternative_names=tuple(name.decode() for name in auth.get("x509_subject_alternative_name", ())),
-        metadata={key: value for key, value in metadata if isinstance(value, str)},
-    )
 
 
 def _status(state: AgentState, now: float) -> pb.AgentStatus:

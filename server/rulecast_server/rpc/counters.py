@@ -1,0 +1,48 @@
+"""What happened at the door, for metrics and logs."""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import grpc
+import msgspec
+
+from rulecast_server.rpc.limits import Bucket
+
+_log = logging.getLogger(__name__)
+
+
+class RpcCounters(msgspec.Struct, kw_only=True):
+    """Monotone."""
+
+    refused: Counter[str] = msgspec.field(default_factory=Counter)
+    """Calls that were not let in or were ended for what they did, by status code."""
+    unread_cuts: int = 0
+    """Connections ended because a stream's peer took nothing."""
+    revoked: int = 0
+    """Streams that were ended because their identity no longer held."""
+    throttled: int = 0
+    """Requests that were read later because too many came."""
+
+
+class RefusalLog:
+    """A line for each refusal, as long as they are few: strangers must not be able to fill a disk."""
+
+    def __init__(self, counters: RpcCounters, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._counters = counters
+        self._clock = clock
+        self._bucket = Bucket(burst=20, rate=1.0, now=clock())
+        self._silent = 0
+
+    def refused(self, code: grpc.StatusCode, peer: str, what: str, why: str) -> None:
+        """Count and tell that `peer` was refused `what`."""
+        self._counters.refused[code.name.lower()] += 1
+        now = self._clock()
+        if self._bucket.level(now) < 1.0:
+            self._silent += 1
+            return
+        self._bucket.take(now)
+        more = f" (and {self._silent} refusals before it that were not logged)" if self._silent else ""
+        self._silent = 0
+        _log.warning("%s was refused %s: %s%s", peer, what, why, more)
