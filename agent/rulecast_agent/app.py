@@ -18,6 +18,7 @@ from rulecast_agent.feed.checkpoint import CheckpointFile
 from rulecast_agent.feed.client import ClientSettings, GrpcFeed
 from rulecast_agent.feed.persistent import PersistentFeed
 from rulecast_agent.feed.session import AgentIdentity, AgentSession
+from rulecast_agent.feed.tokens import TokenFile
 from rulecast_agent.health.listeners import ServiceHealthServers
 from rulecast_agent.health.server import HealthServer
 from rulecast_agent.kernel import lock, sysctl
@@ -43,14 +44,18 @@ def remote_feed(settings: AgentSettings, *, version: str) -> Feed:
     """The feed from the servers that the flags name. Raises UsageError for TLS files that cannot be used."""
     tls = settings.tls
     files = ClientTls(server_ca=tls.ca, cert=tls.cert, key=tls.key) if tls else None
+    token = TokenFile(tls.token) if tls and tls.token else None
     if files is not None:
         check_tls(files)
+    if token is not None:
+        token.check()
     session = agent_session(settings, version=version)
     feed = GrpcFeed(
         session,
         ClientSettings(
             servers=[str(server) for server in settings.servers],
             channel=ChannelSettings(tls=files, server_name=tls.server_name if tls else ""),
+            token=token,
         ),
     )
     return kept_on_disk(settings, feed, session)
@@ -93,8 +98,9 @@ async def _serve(settings: AgentSettings, feed: Feed, beside: Sequence[Job]) -> 
     for warning in settings.warnings:
         _log.warning("%s", warning)
     if settings.tls is None and not settings.standalone:
-        _log.warning("--insecure: plain text, and the server is not verified")
+        _log.warning("--insecure: plain text, and whoever answers as the server decides this node's rules")
     metrics = AgentMetrics(mode=settings.mode)
+    metrics.insecure.set(settings.tls is None and not settings.standalone)
     health = ProxyHealth(node_name=settings.node_name, limit=2 * settings.sync_period)
     addresses = InterfaceAddresses()
     conntrack = ConntrackCleaner(local_ips=lambda: addresses.current, observe=metrics.conntrack)

@@ -82,6 +82,7 @@ class AgentMetrics:
         self._operations = self._counter(f"{own}operations", "Kernel operations done.")
         self._drift = self._counter(f"{own}drift", "Differences made by others, found and mended.")
         self.ready = self._gauge(f"{own}ready", "1 once the first whole state is in the kernel.")
+        self.insecure = self._gauge(f"{own}insecure", "1: plain text, and the server is not verified.")
         self.health_check_listen_errors = self._gauge(
             f"{own}health_check_node_ports_failing", "Health-check node ports that cannot be listened on."
         )

@@ -41,11 +41,14 @@ class Detection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TlsSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The agent's side of mutual TLS."""
+    """The agent's side of TLS: whom it believes, and by what it is known."""
 
-    cert: Path
-    key: Path
     ca: Path
+    cert: Path | None = None
+    """Both or neither of certificate and key; neither only with a token."""
+    key: Path | None = None
+    token: Path | None = None
+    """File of the ServiceAccount token that is bound to our node."""
     server_name: str = ""
     """Name expected in the server's certificate; empty: the host that was dialed."""
 
@@ -144,6 +147,7 @@ def build_parser() -> Parser:
     tls.add_argument("--tls-cert", metavar="FILE", type=readable_file, help="client certificate")
     tls.add_argument("--tls-key", metavar="FILE", type=readable_file)
     tls.add_argument("--tls-ca", metavar="FILE", type=readable_file, help="verify the server against this CA")
+    tls.add_argument("--token-file", metavar="FILE", type=readable_file, help="bound ServiceAccount token")
     tls.add_argument("--tls-server-name", metavar="NAME", default="")
     tls.add_argument("--insecure", action="store_true", help="plain text")
     _add_conntrack_flags(parser)
@@ -221,25 +225,38 @@ def _add_conntrack_flags(parser: Parser) -> None:
 
 
 def _tls(flags: argparse.Namespace) -> TlsSettings | None:
-    files = {"--tls-cert": flags.tls_cert, "--tls-key": flags.tls_key, "--tls-ca": flags.tls_ca}
-    used = [name for name, value in files.items() if value]
+    cert = {"--tls-cert": flags.tls_cert, "--tls-key": flags.tls_key}
+    given = {
+        **cert,
+        "--tls-ca": flags.tls_ca,
+        "--token-file": flags.token_file,
+        "--tls-server-name": flags.tls_server_name,
+    }
+    used = [name for name, value in given.items() if value]
     if flags.standalone:
         if flags.server:
             raise UsageError("--standalone and --server exclude each other")
-        if used or flags.tls_server_name:
-            raise UsageError(f"{(used or ['--tls-server-name'])[0]} has no use with --standalone")
+        if used:
+            raise UsageError(f"{used[0]} has no use with --standalone")
         return None
     if not flags.server:
         raise UsageError("--server is required (or --standalone for a node on its own)")
     if flags.insecure:
-        if used or flags.tls_server_name:
-            raise UsageError(f"--insecure excludes {', '.join(used or ['--tls-server-name'])}")
+        if used:
+            raise UsageError(f"--insecure excludes {', '.join(used)}")
         return None
-    if len(used) < len(files):
-        missing = ", ".join(name for name in files if name not in used)
-        raise UsageError(f"{missing} required (or --insecure for plain text)")
+    needed = ["--tls-ca"]
+    if any(cert.values()) or not flags.token_file:
+        needed = [*cert, *needed]
+    missing = [name for name in needed if not given[name]]
+    if missing:
+        raise UsageError(f"{', '.join(missing)} required (or --insecure for plain text)")
     return TlsSettings(
-        cert=flags.tls_cert, key=flags.tls_key, ca=flags.tls_ca, server_name=flags.tls_server_name
+        ca=flags.tls_ca,
+        cert=flags.tls_cert,
+        key=flags.tls_key,
+        token=flags.token_file,
+        server_name=flags.tls_server_name,
     )
 
 

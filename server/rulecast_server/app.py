@@ -10,10 +10,15 @@ import uvloop
 
 from rulecast import log
 from rulecast_server.feed import DeltaLog, Hub, HubSettings
-from rulecast_server.kube.open import open_source
+from rulecast_server.kube.open import Opened, open_with_reviews
 from rulecast_server.pipeline import Pipeline, versions
+from rulecast_server.rpc.authorize import AllowAll, Authorizer, CertificateNames
 from rulecast_server.rpc.credentials import TlsFiles
+from rulecast_server.rpc.limits import Limits
+from rulecast_server.rpc.metrics import RpcCollector
 from rulecast_server.rpc.server import RpcServer, RpcSettings
+from rulecast_server.rpc.token_authorizer import TokenAuthorizer
+from rulecast_server.rpc.tokens import TokenIdentities, TokenSettings
 from rulecast_server.settings import ServerSettings, parse
 from rulecast_server.web.metrics import registry
 from rulecast_server.web.routes import http_listener
@@ -37,20 +42,29 @@ def _allow_many_connections() -> None:
 
 
 async def _serve(settings: ServerSettings) -> int:
-    source = await open_source(settings.source)
+    opened = await open_with_reviews(settings.source)
+    source = opened.source
     hub = Hub(DeltaLog(), HubSettings(mark_interval=settings.mark_interval))
     pipeline = Pipeline(publish=hub.publish, versions=lambda: versions(source))
-    rpc = RpcServer(hub, RpcSettings(listen=settings.listen, tls=_tls(settings)))
+    tokens = _tokens(settings, opened)
+    rpc = RpcServer(hub, _rpc_settings(settings), authorizer=_authorizer(settings, opened, tokens))
+    metrics = registry(source=source, pipeline=pipeline, hub=hub)
+    metrics.register(RpcCollector(rpc, tokens=tokens))
 
     def not_ready() -> list[str]:
         return [] if pipeline.ready else source.problems() or ["the first lists are not in yet"]
+
+    def unwell() -> list[str]:
+        reviews = [f"tokens cannot be reviewed: {tokens.problem}"] if tokens and tokens.problem else []
+        files = [rpc.credentials.error] if rpc.credentials and rpc.credentials.error else []
+        return [*not_ready(), *source.problems(), *reviews, *files]
 
     http = http_listener(
         listen=settings.http,
         live=list,
         ready=not_ready,
-        healthy=lambda: [*not_ready(), *source.problems()],
-        registry=registry(source=source, pipeline=pipeline, hub=hub),
+        healthy=unwell,
+        registry=metrics,
     )
     stop = asyncio.Event()
     failure: list[str] = []
@@ -76,7 +90,10 @@ async def _serve(settings: ServerSettings) -> int:
         await rpc.start()
         started = True
         if settings.insecure:
-            _log.warning("--insecure: plain text on %s, and anyone may ask for any node", settings.listen)
+            _log.warning(
+                "--insecure: plain text on %s; anyone may ask for any node, report for it, and inspect",
+                settings.listen,
+            )
         _log.info("gRPC on port %d, HTTP on port %d", rpc.port, http.port)
         await stop.wait()
     finally:
@@ -114,5 +131,38 @@ def _tls(settings: ServerSettings) -> TlsFiles | None:
         return None
     assert settings.tls_cert is not None
     assert settings.tls_key is not None
-    assert settings.client_ca is not None
     return TlsFiles(settings.tls_cert, settings.tls_key, settings.client_ca)
+
+
+def _rpc_settings(settings: ServerSettings) -> RpcSettings:
+    access = settings.access
+    return RpcSettings(
+        listen=settings.listen,
+        tls=_tls(settings),
+        max_connection_age=access.max_connection_age,
+        limits=Limits(
+            streams_per_node=access.streams_per_node,
+            streams_per_connection=access.streams_per_connection,
+            unread=access.unread,
+        ),
+    )
+
+
+def _tokens(settings: ServerSettings, opened: Opened) -> TokenIdentities | None:
+    access = settings.access
+    if settings.insecure or access.agent_auth != "token":
+        return None
+    assert opened.reviews is not None
+    return TokenIdentities(
+        opened.reviews,
+        TokenSettings(audience=access.audience, fresh=access.token_fresh, grace=access.token_grace),
+    )
+
+
+def _authorizer(settings: ServerSettings, opened: Opened, tokens: TokenIdentities | None) -> Authorizer:
+    if settings.insecure:
+        return AllowAll()
+    if tokens is None:
+        return CertificateNames(settings.access.inspect_groups)
+    assert opened.reviews is not None
+    return TokenAuthorizer(tokens, opened.reviews, accounts=settings.access.agent_accounts)

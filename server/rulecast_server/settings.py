@@ -1,6 +1,7 @@
 """The server's flags as one frozen value."""
 
 import argparse
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,6 +9,9 @@ import msgspec
 
 from rulecast.errors import UsageError
 from rulecast.flags import HostPort, Parser, directory, host_port, positive_seconds, readable_file
+
+# DNS labels and subdomains, as Kubernetes names namespaces and ServiceAccounts.
+_ACCOUNT = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?/[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
 
 
 class SourceSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,6 +21,24 @@ class SourceSettings(msgspec.Struct, frozen=True, kw_only=True):
     manifests: Path | None = None
     watch_timeout: float = 90.0
     """Seconds without a byte after which a watch counts as dead."""
+
+
+class AccessSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Who is let in, and how much one peer may take. Seconds. Without effect on who is let in: --insecure."""
+
+    agent_auth: str = "cert"
+    """cert: the client certificate names the node. token: a ServiceAccount token is bound to it."""
+    audience: str = "rulecast"
+    """Of tokens."""
+    agent_accounts: tuple[str, ...] = ("rulecast/rulecast-agent",)
+    """ServiceAccounts of agents, NAMESPACE/NAME."""
+    token_fresh: float = 120.0
+    token_grace: float = 600.0
+    inspect_groups: tuple[str, ...] = ("rulecast:inspectors",)
+    streams_per_node: int = 8
+    streams_per_connection: int = 100
+    unread: float = 60.0
+    max_connection_age: float | None = None
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +51,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     tls_cert: Path | None = None
     tls_key: Path | None = None
     client_ca: Path | None = None
+    access: AccessSettings = AccessSettings()
     mark_interval: float = 10.0
     log_format: str = "text"
     log_level: str = "info"
@@ -63,24 +86,142 @@ def _parser() -> Parser:
     serve.add_argument("--tls-cert", metavar="FILE", type=readable_file)
     serve.add_argument("--tls-key", metavar="FILE", type=readable_file)
     serve.add_argument(
-        "--client-ca", metavar="FILE", type=readable_file, help="verify agents against this CA"
+        "--client-ca", metavar="FILE", type=readable_file, help="who connects must show a certificate of it"
     )
     serve.add_argument("--insecure", action="store_true", help="plain text, anyone may ask")
     serve.add_argument("--mark-interval", metavar="SECONDS", type=positive_seconds, default=10.0)
+    _add_access_flags(parser)
     logs = parser.add_argument_group("logs")
     logs.add_argument("--log-format", choices=("text", "json"), default="text")
     logs.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     return parser
 
 
+def _add_access_flags(parser: Parser) -> None:
+    add = parser.add_argument_group("access").add_argument
+    add(
+        "--agent-auth",
+        choices=("cert", "token"),
+        default="cert",
+        help="agents are their certificate's node, or the node that their ServiceAccount token is bound to",
+    )
+    add(
+        "--token-audience",
+        metavar="NAME",
+        type=_word,
+        default="rulecast",
+        help="default rulecast",
+    )
+    add(
+        "--agent-service-account",
+        metavar="NAMESPACE/NAME[,...]",
+        type=_accounts,
+        default="rulecast/rulecast-agent",
+        help="whose tokens are agents' (default rulecast/rulecast-agent)",
+    )
+    add(
+        "--token-max-age",
+        metavar="SECONDS",
+        type=positive_seconds,
+        default=120.0,
+        help="review tokens again after this; a revoked one is of use no longer (default 120)",
+    )
+    add(
+        "--token-grace",
+        metavar="SECONDS",
+        type=positive_seconds,
+        default=600.0,
+        help="known tokens stay good without an answer of the apiserver (default 600)",
+    )
+    add(
+        "--inspect-group",
+        metavar="GROUP[,...]",
+        type=_words,
+        default="rulecast:inspectors",
+        help="organizations (O) whose certificates may inspect, with --agent-auth cert",
+    )
+    add("--max-streams-per-node", metavar="N", type=_count, default=8)
+    add(
+        "--max-streams-per-connection",
+        metavar="N",
+        type=_count,
+        default=100,
+        help="more where a proxy merges agents' connections",
+    )
+    add(
+        "--max-unread",
+        metavar="SECONDS",
+        type=positive_seconds,
+        default=60.0,
+        help="cut an agent that takes nothing for so long (default 60)",
+    )
+    add(
+        "--max-connection-age",
+        metavar="SECONDS",
+        type=positive_seconds,
+        help="end connections of this age, for new certificates to count and new replicas to get agents",
+    )
+
+
+def _words(text: str) -> tuple[str, ...]:
+    words = tuple(part.strip() for part in text.split(","))
+    if not all(words):
+        raise argparse.ArgumentTypeError(f"{text!r} has an empty part")
+    return words
+
+
+def _word(text: str) -> str:
+    if not text or not text.isprintable() or " " in text:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a name")
+    return text
+
+
+def _accounts(text: str) -> tuple[str, ...]:
+    accounts = _words(text)
+    for account in accounts:
+        if not _ACCOUNT.fullmatch(account):
+            raise argparse.ArgumentTypeError(f"{account!r} is not NAMESPACE/NAME of a ServiceAccount")
+    return accounts
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 2**31):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return int(text)
+
+
+def _access(flags: argparse.Namespace) -> AccessSettings:
+    tls = (flags.tls_cert, flags.tls_key)
+    if flags.insecure:
+        if any((*tls, flags.client_ca)):
+            raise UsageError("--insecure excludes --tls-cert, --tls-key and --client-ca")
+        if flags.agent_auth == "token":
+            raise UsageError("--insecure excludes --agent-auth token: tokens are secrets")
+    elif flags.agent_auth == "token":
+        if not all(tls):
+            raise UsageError("--tls-cert and --tls-key are required with --agent-auth token")
+        if flags.manifests:
+            raise UsageError("--agent-auth token asks an apiserver, which --manifests has not")
+    elif not all((*tls, flags.client_ca)):
+        raise UsageError("--tls-cert, --tls-key and --client-ca are required (or --insecure for plain text)")
+    return AccessSettings(
+        agent_auth=flags.agent_auth,
+        audience=flags.token_audience,
+        agent_accounts=flags.agent_service_account,
+        token_fresh=flags.token_max_age,
+        token_grace=flags.token_grace,
+        inspect_groups=flags.inspect_group,
+        streams_per_node=flags.max_streams_per_node,
+        streams_per_connection=flags.max_streams_per_connection,
+        unread=flags.max_unread,
+        max_connection_age=flags.max_connection_age,
+    )
+
+
 def parse(argv: Sequence[str]) -> ServerSettings:
     """Parse a command line. Raises UsageError."""
     flags = _parser().parse_args(argv)
-    tls = (flags.tls_cert, flags.tls_key, flags.client_ca)
-    if flags.insecure and any(tls):
-        raise UsageError("--insecure excludes --tls-cert, --tls-key and --client-ca")
-    if not flags.insecure and not all(tls):
-        raise UsageError("--tls-cert, --tls-key and --client-ca are required (or --insecure for plain text)")
+    access = _access(flags)
     return ServerSettings(
         source=source_settings(flags),
         listen=flags.listen,
@@ -89,6 +230,7 @@ def parse(argv: Sequence[str]) -> ServerSettings:
         tls_cert=flags.tls_cert,
         tls_key=flags.tls_key,
         client_ca=flags.client_ca,
+        access=access,
         mark_interval=flags.mark_interval,
         log_format=flags.log_format,
         log_level=flags.log_level,

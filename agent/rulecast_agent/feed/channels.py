@@ -15,11 +15,11 @@ _MAX_FRAME = 16 << 20
 
 
 class ClientTls(NamedTuple):
-    """PEM files: the CA of the servers, and our own certificate and key."""
+    """PEM files: the CA of the servers, and our own certificate and key where the servers want one."""
 
     server_ca: Path
-    cert: Path
-    key: Path
+    cert: Path | None = None
+    key: Path | None = None
 
 
 class ChannelSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,17 +123,19 @@ def _load(
     tls: ClientTls, seen: tuple[tuple[int, int], ...] | None
 ) -> tuple[tuple[tuple[int, int], ...], grpc.ChannelCredentials | None]:
     """Read the files, unless they are those `seen`."""
+    files = [path for path in tls if path is not None]
     try:
-        stamp = tuple((path.stat().st_mtime_ns, path.stat().st_ino) for path in tls)
+        stamp = tuple((path.stat().st_mtime_ns, path.stat().st_ino) for path in files)
         if stamp == seen:
             return stamp, None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.load_cert_chain(tls.cert, tls.key)
+        if tls.cert is not None:
+            context.load_cert_chain(tls.cert, tls.key)
         context.load_verify_locations(tls.server_ca)
-        ca, cert, key = (path.read_bytes() for path in tls)
+        ca, cert, key = (path.read_bytes() if path is not None else None for path in tls)
     except ssl.SSLError as error:
         reason = f"not a matching certificate and key, or not a CA ({error.reason or error})"
-        raise UsageError(f"TLS files {', '.join(map(str, tls))}: {reason}") from None
+        raise UsageError(f"TLS files {', '.join(map(str, files))}: {reason}") from None
     except OSError as error:
         raise UsageError(f"{error.filename}: {error.strerror}") from None
     return stamp, grpc.ssl_channel_credentials(ca, key, cert)

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import grpc
 import msgspec
@@ -19,6 +19,7 @@ from rulecast.wire.messages import WireError
 from rulecast_agent.feed.base import FeedStatus
 from rulecast_agent.feed.channels import Channels, ChannelSettings
 from rulecast_agent.feed.session import AgentSession
+from rulecast_agent.feed.tokens import TokenFile
 
 _log = logging.getLogger(__name__)
 
@@ -35,6 +36,10 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
     servers: Sequence[str]
     """HOST:PORT of each replica."""
     channel: ChannelSettings = ChannelSettings()
+    token: TokenFile | None = None
+    """Sent with each stream; only over TLS."""
+    token_check: float = 10.0
+    """How often to look whether the token was replaced; a stream goes on with the new one."""
     first_frame_timeout: float = 20.0
     """Connecting, TLS, hello and the first frame."""
     retry_initial: float = 1.0
@@ -94,6 +99,11 @@ class GrpcFeed:
                 self._lost(server, f"{error.code().name}: {error.details()}")
             except (WireError, UsageError) as error:
                 self._lost(server, str(error))
+            except _RenewedError:
+                # Nothing is wrong: the next stream begins where this one ended.
+                self._session.lost("")
+                self._counters["renewals"] += 1
+                continue
             except _SilentError as error:
                 self._lost(server, str(error))
                 silent = True
@@ -115,9 +125,12 @@ class GrpcFeed:
             self._logged = kind
 
     async def _stream(self, server: str, on_update: Callable[[Update], None]) -> None:
+        token = await self._token()
         channel = await self._channels.get(server)
-        call: _Call = channel.stream_stream(_WATCH)()
+        metadata = (("authorization", f"Bearer {token}"),) if token else None
+        call: _Call = channel.stream_stream(_WATCH)(metadata=metadata)
         watchdog = _Watchdog(call, self._settings.first_frame_timeout)
+        renewal = _Renewal(call, self._token, token, self._settings.token_check)
         writer: asyncio.Task[None] | None = None
         try:
             await call.write(self._session.hello(server))
@@ -130,11 +143,17 @@ class GrpcFeed:
         except asyncio.CancelledError:
             task = asyncio.current_task()
             # A call that the watchdog cancelled raises the same as a task that is.
-            if not watchdog.barked or (task is not None and task.cancelling()):
+            if task is not None and task.cancelling():
+                raise
+            if renewal.due:
+                raise _RenewedError from None
+            if not watchdog.barked:
                 raise
             raise self._silence(watchdog) from None
         except asyncio.InvalidStateError:
             # A write after the call ended; its status says why it did, unless that was us.
+            if renewal.due:
+                raise _RenewedError from None
             if watchdog.barked:
                 raise self._silence(watchdog) from None
             raise grpc.aio.AioRpcError(
@@ -142,11 +161,15 @@ class GrpcFeed:
             ) from None
         finally:
             watchdog.stop()
+            renewal.stop()
             # An abandoned call is never collected (grpc/grpc#43462).
             call.cancel()
             if writer is not None:
                 writer.cancel()
                 await asyncio.wait((writer,))
+
+    async def _token(self) -> str:
+        return await self._settings.token.read() if self._settings.token is not None else ""
 
     def _silence(self, watchdog: "_Watchdog") -> "_SilentError":
         self._counters["silences"] += 1
@@ -179,6 +202,36 @@ class GrpcFeed:
 
 class _SilentError(Exception):
     """Nothing came for too long."""
+
+
+class _RenewedError(Exception):
+    """The stream was ended for one with a newer token."""
+
+
+class _Renewal:
+    """Cancels a call whose token has been replaced.
+
+    Before the old one runs out, so that the server never has to end the stream.
+    """
+
+    def __init__(self, call: _Call, read: Callable[[], Awaitable[str]], token: str, interval: float) -> None:
+        self.due = False
+        self._task = asyncio.create_task(self._look(call, read, token, interval)) if token else None
+
+    def stop(self) -> None:
+        """The call is over."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _look(
+        self, call: _Call, read: Callable[[], Awaitable[str]], token: str, interval: float
+    ) -> None:
+        while True:
+            await asyncio.sleep(interval * random.uniform(0.8, 1.2))  # noqa: S311  (spreads agents)
+            if await read() != token:
+                break
+        self.due = True
+        call.cancel()
 
 
 class _Watchdog:

@@ -13,11 +13,11 @@ _log = logging.getLogger(__name__)
 
 
 class TlsFiles(NamedTuple):
-    """PEM files. All agents must show a certificate that `client_ca` signed."""
+    """PEM files. Whoever connects must show a certificate that `client_ca` signed, where there is one."""
 
     cert: Path
     key: Path
-    client_ca: Path
+    client_ca: Path | None = None
 
 
 class ReloadingCredentials:
@@ -41,7 +41,7 @@ class ReloadingCredentials:
         self.credentials = grpc.dynamic_ssl_server_credentials(
             initial,
             self._fetch,  # type: ignore[arg-type]  # None is allowed, which the stubs do not know
-            require_client_authentication=True,
+            require_client_authentication=files.client_ca is not None,
         )
 
     def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
@@ -65,17 +65,19 @@ class ReloadingCredentials:
         # gRPC would take anything here and fail at handshakes; OpenSSL tells now.
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(self._files.cert, self._files.key)
-        context.load_verify_locations(self._files.client_ca)
+        client_ca = self._files.client_ca
+        if client_ca is not None:
+            context.load_verify_locations(client_ca)
         return grpc.ssl_server_certificate_configuration(
             [(self._files.key.read_bytes(), self._files.cert.read_bytes())],
-            self._files.client_ca.read_bytes(),
+            client_ca.read_bytes() if client_ca is not None else None,
         )
 
     def _stamp(self) -> tuple[tuple[int, int, int] | None, ...]:
-        return tuple(_stamp_of(path) for path in self._files)
+        return tuple(_stamp_of(path) for path in self._files if path is not None)
 
     def _names(self) -> str:
-        return ", ".join(map(str, self._files))
+        return ", ".join(str(path) for path in self._files if path is not None)
 
 
 def _stamp_of(path: Path) -> tuple[int, int, int] | None:

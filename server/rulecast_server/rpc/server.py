@@ -74,6 +74,11 @@ class RpcServer:
         reflection.enable_server_reflection(_SERVICES, self._server)
         channelz.add_channelz_servicer(self._server)
 
+    @property
+    def greeting(self) -> int:
+        """Watch streams whose node is not established yet."""
+        return self._calls.greeting
+
     async def start(self) -> None:
         """Bind and serve; health says NOT_SERVING until `set_serving`.
 
