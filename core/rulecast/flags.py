@@ -15,6 +15,17 @@ class Parser(argparse.ArgumentParser):
         """Raise UsageError with argparse's message."""
         raise UsageError(message)
 
+    def format_help(self) -> str:
+        """Argparse's help, with the default of each flag that has one."""
+        for action in self._actions:
+            default, text = action.default, action.help or ""
+            # Tuples are flags that may be left out; a text that names its default says it better.
+            if isinstance(default, (str, int, float)) and not isinstance(default, bool):
+                shown = f"{default:g}" if isinstance(default, float) else str(default)
+                if shown and default != argparse.SUPPRESS and "default" not in text:
+                    action.help = f"{text} (default {shown})" if text else f"default {shown}"
+        return super().format_help()
+
 
 class HostPort(NamedTuple):
     """A TCP address to listen on or to connect to; IPv6 hosts without brackets."""

@@ -63,7 +63,13 @@ def add_source_flags(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--kubeconfig", metavar="FILE", type=readable_file)
     source.add_argument("--manifests", metavar="DIR", type=directory)
     # An apiserver sends a bookmark about each minute; half-open connections show within this time.
-    source.add_argument("--watch-timeout", metavar="SECONDS", type=positive_seconds, default=90.0)
+    source.add_argument(
+        "--watch-timeout",
+        metavar="SECONDS",
+        type=positive_seconds,
+        default=90.0,
+        help="without a byte after which a watch is abandoned",
+    )
 
 
 def source_settings(flags: argparse.Namespace) -> SourceSettings:
@@ -89,7 +95,13 @@ def _parser() -> Parser:
         "--client-ca", metavar="FILE", type=readable_file, help="who connects must show a certificate of it"
     )
     serve.add_argument("--insecure", action="store_true", help="plain text, anyone may ask")
-    serve.add_argument("--mark-interval", metavar="SECONDS", type=positive_seconds, default=10.0)
+    serve.add_argument(
+        "--mark-interval",
+        metavar="SECONDS",
+        type=positive_seconds,
+        default=10.0,
+        help="an agent hears from us at least so often",
+    )
     _add_access_flags(parser)
     logs = parser.add_argument_group("logs")
     logs.add_argument("--log-format", choices=("text", "json"), default="text")
@@ -110,7 +122,6 @@ def _add_access_flags(parser: Parser) -> None:
         metavar="NAME",
         type=_word,
         default="rulecast",
-        help="default rulecast",
     )
     add(
         "--agent-service-account",

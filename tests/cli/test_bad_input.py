@@ -116,6 +116,15 @@ def test_help_lists_every_command() -> None:
         assert command in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("command", "defaults"),
+    [("server", ("0.0.0.0:9443", "0.0.0.0:9440", "90")), ("agent", ("0.0.0.0:10256", "30s", "24h"))],
+)
+def test_help_names_the_defaults(command: str, defaults: tuple[str, ...]) -> None:
+    shown = rulecast(command, "--help").stdout
+    assert [each for each in defaults if f"default {each}" not in shown] == []
+
+
 def test_an_agent_without_rights_is_refused_at_start_and_not_retried() -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can give its rights away")
