@@ -57,7 +57,8 @@ async def _serve(settings: ServerSettings) -> int:
     def unwell() -> list[str]:
         reviews = [f"tokens cannot be reviewed: {tokens.problem}"] if tokens and tokens.problem else []
         files = [rpc.credentials.error] if rpc.credentials and rpc.credentials.error else []
-        return [*not_ready(), *source.problems(), *reviews, *files]
+        # Without the first lists, the source's problems are the reason for that too.
+        return list(dict.fromkeys([*not_ready(), *source.problems(), *reviews, *files]))
 
     http = http_listener(
         listen=settings.http,

@@ -44,6 +44,7 @@ async def source_from(path: Path, url: str, user: Object) -> ClusterSource:
     [
         (None, "No such file"),
         ("{ this is: [not yaml", ":1:"),
+        ("a: 1\n---\nb: 2\n", ":2: expected a single document"),
         ("just text", "not a kubeconfig"),
         ("", "not a kubeconfig"),
         ({}, "current-context"),
@@ -59,6 +60,7 @@ async def source_from(path: Path, url: str, user: Object) -> ClusterSource:
         (kubeconfig("https://127.0.0.1:1", {"client-certificate": "/does/not/exist"}), "/does/not/exist"),
         (kubeconfig("http://127.0.0.1:1", {"exec": {"command": "false", "apiVersion": "v1"}}), "exec"),
         (kubeconfig("http://127.0.0.1:1", {"exec": {}}), "exec"),
+        (kubeconfig("http://127.0.0.1:1", {"exec": {"command": "none", "apiVersion": "v1"}}), "No such file"),
     ],
     ids=lambda value: "" if isinstance(value, str) else json.dumps(value)[:0] or None,
 )

@@ -99,6 +99,9 @@ def kubeconfig_loader(path: Path, context: str | None = None) -> Load:
         except TypeError:
             # kubernetes_asyncio looks for certificates in a user of None.
             raise ConfigError(f"{path}: the context has no user ('user: {{}}' is anonymous)") from None
+        except FileNotFoundError as error:
+            # uvloop does not say which program was not found.
+            raise ConfigError(f"{path}: {error.filename or 'its exec plugin'}: {error.strerror}") from None
         except Exception as error:
             raise ConfigError(f"{path}: {_one_line(error)}") from None
         expiry = getattr(loader, "exec_plugin_expiry", None)
@@ -180,7 +183,9 @@ def _check_kubeconfig(path: Path) -> list[str]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark is not None else ""
-        raise ConfigError(f"{path}{line}: {getattr(error, 'problem', None) or 'not YAML'}") from None
+        # Some problems are the second half of a sentence only.
+        said = ", ".join(filter(None, (getattr(error, part, None) for part in ("context", "problem"))))
+        raise ConfigError(f"{path}{line}: {said or 'not YAML'}") from None
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: not a kubeconfig (a mapping with clusters, contexts and users)")
     files = []
