@@ -25,6 +25,8 @@ from rulecast_server.rpc.standing import Standing
 SERVICE_NAME = "rulecast.v1.Rules"
 SYNC_TIMEOUT = 5.0
 """Seconds for which an agent that comes during our start waits; then it is sent to look elsewhere."""
+_CANCELLATION = 1.0
+"""Seconds within which gRPC cancels the handler of a call whose peer is gone."""
 
 
 class RulesService:
@@ -112,7 +114,7 @@ class RulesService:
             while frames := await stream.frames():
                 for frame in frames:
                     with self._calls.writing(call):
-                        await context.write(frame)
+                        await self._write(context, frame)
         finally:
             standing.stop()
             self._hub.detach(stream)
@@ -133,8 +135,22 @@ class RulesService:
 
     async def _reject(self, context: Context, call: Call, end: End) -> NoReturn:
         self._refusals.refused(end.code, call.peer, call.name, end.why)
-        await context.abort(end.code, end.why)
+        try:
+            await context.abort(end.code, end.why)
+        except grpc.aio.InternalError:
+            await asyncio.sleep(_CANCELLATION)
+            raise
         raise AssertionError
+
+    @staticmethod
+    async def _write(context: Context, frame: bytes) -> None:
+        try:
+            await context.write(frame)
+        except grpc.aio.InternalError:
+            # The peer is gone. Cancellation comes within moments and ends the handler; gRPC logs a traceback
+            # for an error that it sees before.
+            await asyncio.sleep(_CANCELLATION)
+            raise
 
     async def _list_agents(
         self,
