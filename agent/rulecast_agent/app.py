@@ -11,6 +11,8 @@ from rulecast.errors import UsageError
 from rulecast.model import Family, ServiceKey
 from rulecast.view import ServiceView
 from rulecast_agent.dataplane.base import Dataplane, DataplaneError
+from rulecast_agent.dataplane.iptables.dataplane import IptablesDataplane
+from rulecast_agent.dataplane.iptables.family import Options
 from rulecast_agent.dataplane.nftables.dataplane import NftablesDataplane
 from rulecast_agent.feed.base import Feed
 from rulecast_agent.feed.channels import ChannelSettings, ClientTls, check_tls
@@ -24,10 +26,12 @@ from rulecast_agent.health.server import HealthServer
 from rulecast_agent.kernel import lock, sysctl
 from rulecast_agent.kernel.addresses import InterfaceAddresses, supported_families
 from rulecast_agent.kernel.conntrack import ConntrackCleaner
+from rulecast_agent.kernel.iptables import Backend
 from rulecast_agent.metrics import AgentMetrics
 from rulecast_agent.reconcile import Reconciler
 from rulecast_agent.settings import AgentSettings
 from rulecast_agent.status import ProxyHealth
+from rulecast_agent.succession import Succession
 
 _log = logging.getLogger(__name__)
 
@@ -68,16 +72,39 @@ def kept_on_disk(settings: AgentSettings, feed: Feed, session: AgentSession) -> 
     return PersistentFeed(feed, session, CheckpointFile(settings.state_dir, settings.node_name))
 
 
-def dataplane_of(mode: str) -> Dataplane:
-    """The mechanism of a mode. Raises UsageError when this machine or this version lacks it."""
-    if mode != "nftables":
-        raise UsageError(f"--mode {mode}: not in this version; nftables is")
-    dataplane = NftablesDataplane()
+def dataplane_of(settings: AgentSettings) -> tuple[Dataplane, Sequence[Callable[[], bool]]]:
+    """The mechanism of a mode, and what removes the rules of the others.
+
+    Raises UsageError when this machine or this version lacks it.
+    """
+    dataplane: Dataplane
+    others: list[Callable[[], bool]]
+    if settings.mode == "nftables":
+        dataplane, others = NftablesDataplane(), [IptablesDataplane().cleanup]
+    elif settings.mode == "iptables":
+        iptables = IptablesDataplane(
+            backend=None if settings.iptables.backend == "auto" else Backend(settings.iptables.backend),
+            options=_iptables_options(settings),
+        )
+        dataplane, others = iptables, [NftablesDataplane().cleanup, iptables.leftovers]
+    else:
+        raise UsageError(f"--mode {settings.mode}: not in this version; nftables and iptables are")
     try:
         dataplane.probe()
     except DataplaneError as error:
-        raise UsageError(f"--mode {mode}: {error}") from None
-    return dataplane
+        raise UsageError(f"--mode {settings.mode}: {error}") from None
+    return dataplane, others
+
+
+def _iptables_options(settings: AgentSettings) -> Options:
+    if not settings.iptables.localhost_nodeports:
+        return Options(tcp_be_liberal=sysctl.tcp_be_liberal)
+    return Options(
+        localhost_node_ports=True,
+        tcp_be_liberal=sysctl.tcp_be_liberal,
+        # After the rules, which hold the guard against neighbors.
+        started=sysctl.allow_route_localnet,
+    )
 
 
 async def serve(settings: AgentSettings, feed: Feed, *, beside: Sequence[Job] = ()) -> int:
@@ -94,7 +121,8 @@ async def serve(settings: AgentSettings, feed: Feed, *, beside: Sequence[Job] = 
 
 
 async def _serve(settings: AgentSettings, feed: Feed, beside: Sequence[Job]) -> int:
-    dataplane = dataplane_of(settings.mode)
+    dataplane, others = dataplane_of(settings)
+    succession = Succession(others)
     for warning in settings.warnings:
         _log.warning("%s", warning)
     if settings.tls is None and not settings.standalone:
@@ -115,7 +143,7 @@ async def _serve(settings: AgentSettings, feed: Feed, beside: Sequence[Job]) -> 
         addresses=addresses,
         health=health,
         metrics=metrics,
-        followers=(conntrack, service_health, _FreezeFirstState()),
+        followers=(conntrack, service_health, succession, _FreezeFirstState()),
     )
     http = HealthServer(
         listen=settings.http,
@@ -129,6 +157,7 @@ async def _serve(settings: AgentSettings, feed: Feed, beside: Sequence[Job]) -> 
         reconciler.run,
         conntrack.run,
         service_health.run,
+        succession.run,
         lambda: sysctl.keep(settings.conntrack),
         *beside,
     ]

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from rulecast.errors import UsageError
 from rulecast.flags import Parser
 from rulecast_agent.dataplane.base import DataplaneError
+from rulecast_agent.dataplane.iptables.dataplane import IptablesDataplane
 from rulecast_agent.dataplane.nftables.dataplane import NftablesDataplane
 from rulecast_agent.kernel import lock
 
@@ -15,8 +16,9 @@ def main(argv: Sequence[str]) -> int:
     # An agent that runs would put everything back.
     with lock.acquire():
         try:
-            found = NftablesDataplane().cleanup()
+            # Each one, also when the one before found something.
+            found = any([NftablesDataplane().cleanup(), IptablesDataplane().cleanup()])
         except DataplaneError as error:
             raise UsageError(str(error)) from None
-    print("removed the tables `rulecast`" if found else "nothing of Rulecast's was there")
+    print("removed what agents had programmed" if found else "nothing of Rulecast's was there")
     return 0

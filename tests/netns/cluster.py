@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -16,6 +17,13 @@ from tests.netns.objects import BOTH, ROUTED, Object, Svc, node_objects, service
 
 CLUSTER_CIDR = "10.244.0.0/16,2001:db8:244::/48"
 DEFAULT_FLAGS = ("--cluster-cidr", CLUSTER_CIDR)
+MODE = os.environ.get("MODE", "nftables")
+"""What the tables are asked of: nftables, iptables-nft or iptables-legacy."""
+MODE_FLAGS = {
+    "nftables": ("--mode", "nftables"),
+    "iptables-nft": ("--mode", "iptables", "--iptables-backend", "nft"),
+    "iptables-legacy": ("--mode", "iptables", "--iptables-backend", "legacy"),
+}[MODE]
 _GRPC_PORT = 9443
 _PATIENCE = 20.0
 """Seconds; only ever waited for when something is broken."""
@@ -105,7 +113,7 @@ class Cluster:
         """Start an agent on a node."""
         state = self.directory / f"state-{node.name}"
         argv = ["agent", "--server", f"{self.lab.fabric.ip()}:{_GRPC_PORT}", "--insecure"]
-        argv += ["--node-name", node.name, "--mode", "nftables", "--state-dir", str(state), *defaults, *flags]
+        argv += ["--node-name", node.name, "--state-dir", str(state), *MODE_FLAGS, *defaults, *flags]
         self._agents[node.name] = self._spawn(node, argv, f"agent-{node.name}")
 
     def stop_agent(self, node: Node) -> None:

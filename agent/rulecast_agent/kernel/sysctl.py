@@ -83,6 +83,19 @@ async def keep(limits: Limits, *, interval: float = 5.0) -> None:
         _LOG.warning("net.ipv4.ip_forward is 0: this node forwards nothing to pods (not changed here)")
 
 
+def tcp_be_liberal(*, proc: Path = _PROC) -> bool:
+    """Whether conntrack lets pass TCP segments that it cannot follow."""
+    return bool(_read(proc / "net/netfilter/nf_conntrack_tcp_be_liberal"))
+
+
+def allow_route_localnet(*, proc: Path = _PROC) -> None:
+    """Let translated packets leave with a loopback source, as node ports on 127.0.0.1 need."""
+    problems: list[str] = []
+    _write(proc / "net/ipv4/conf/all/route_localnet", 1, problems)
+    for line in problems:
+        _LOG.warning("%s", line)
+
+
 def _read(path: Path) -> int | None:
     try:
         return int(path.read_text())

@@ -1,0 +1,59 @@
+"""Notices that someone else changed the rules, without reading them."""
+
+from collections.abc import Callable, Sequence
+
+from rulecast_agent.kernel.iptables import Backend, Iptables, IptablesMissing
+from rulecast_agent.kernel.nft_netlink import NetlinkError, NftSocket
+
+_PAUSE = 10
+"""Pause after a full read-back, in lengths of it."""
+_LONGEST_PAUSE = 30.0
+_TABLES = ("nat", "filter")
+
+
+class Watch:
+    """Compares a number that every change moves with the one after our own last write.
+
+    With the nft backend that is the generation of the kernel's ruleset, with legacy the size of each table
+    (IPT_SO_GET_INFO). Kubernetes/kubernetes#129128: a canary in one table does not see a flush of another.
+    """
+
+    def __init__(self, *, backend: Backend, iptables: Sequence[Iptables], clock: Callable[[], float]) -> None:
+        self._iptables, self._clock = iptables, clock
+        self._socket = NftSocket() if backend is Backend.NFT else None
+        self._seen: object = None
+        self._foreign = False
+        self._not_before = 0.0
+
+    def close(self) -> None:
+        """Close the netlink socket."""
+        if self._socket is not None:
+            self._socket.close()
+
+    def wrote(self) -> None:
+        """What is there now is ours."""
+        self._seen = self._state()
+
+    def compared(self, seconds: float) -> None:
+        """All was read back, which took so long, and is as meant."""
+        self._foreign = False
+        self._not_before = self._clock() + min(_LONGEST_PAUSE, _PAUSE * seconds)
+        self.wrote()
+
+    def due(self, hooked: Callable[[], bool]) -> bool:
+        """Whether a full read-back is called for: at once if the cheap look `hooked` says so, else paced."""
+        state = self._state()
+        if state != self._seen:
+            self._seen = state
+            self._foreign = True
+            if not hooked():
+                return True
+        return self._foreign and self._clock() >= self._not_before
+
+    def _state(self) -> object:
+        try:
+            if self._socket is not None:
+                return self._socket.generation()
+            return [iptables.sizes(table) for iptables in self._iptables for table in _TABLES]
+        except (NetlinkError, OSError) as error:
+            raise IptablesMissing(f"cannot look for changes: {error}") from None
