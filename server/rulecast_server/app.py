@@ -44,7 +44,7 @@ def _allow_many_connections() -> None:
 async def _serve(settings: ServerSettings) -> int:
     opened = await open_with_reviews(settings.source)
     source = opened.source
-    hub = Hub(DeltaLog(), HubSettings(mark_interval=settings.mark_interval))
+    hub = Hub(DeltaLog(), HubSettings(mark_interval=settings.mark_interval), seen=lambda: versions(source))
     pipeline = Pipeline(publish=hub.publish, versions=lambda: versions(source))
     tokens = _tokens(settings, opened)
     rpc = RpcServer(hub, _rpc_settings(settings), authorizer=_authorizer(settings, opened, tokens))

@@ -1,5 +1,6 @@
 """What tells the state of all nodes or connections needs a role of its own."""
 
+import asyncio
 import socket
 import ssl
 
@@ -12,6 +13,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from rulecast.v1 import rules_pb2 as pb
 from rulecast.v1 import rules_pb2_grpc
 from rulecast_server.rpc.authorize import CertificateNames
+from rulecast_server.rpc.limits import Limits
 from rulecast_server.rpc.names import organizations
 from tests.security.conftest import CONTENTS, StartFleet
 from tests.wire.test_tls import client, server_files
@@ -44,7 +46,21 @@ async def reflection(channel: grpc.aio.Channel, metadata: Metadata) -> Code:
     return await call.code()
 
 
-INSPECTIONS = [list_agents, channelz, reflection]
+async def list_nodes(channel: grpc.aio.Channel, metadata: Metadata) -> Code:
+    return await rules_pb2_grpc.NodesStub(channel).List(pb.ListNodesRequest(), metadata=metadata).code()
+
+
+async def watch_nodes(channel: grpc.aio.Channel, metadata: Metadata) -> Code:
+    call = rules_pb2_grpc.NodesStub(channel).Watch(pb.WatchNodesRequest(), metadata=metadata)
+    try:
+        await call.read()
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+    call.cancel()
+    return Code.OK
+
+
+INSPECTIONS = [list_agents, channelz, reflection, list_nodes, watch_nodes]
 
 
 @pytest.mark.parametrize("ask", INSPECTIONS)
@@ -78,6 +94,38 @@ async def test_a_right_that_cannot_be_reviewed_is_no_right(start_fleet: StartFle
         assert await list_agents(channel, metadata) is Code.UNAVAILABLE
         fleet.api.out_of_order = False
         assert await list_agents(channel, metadata) is Code.OK
+
+
+async def test_a_stream_of_inspection_ends_with_the_token(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(fresh=0.1)
+    fleet.api.allowed = {(VIEWER, "/rulecast.v1.Nodes/*")}
+    token = fleet.api.issue("ops/viewer")
+    async with fleet.dial() as channel:
+        call = rules_pb2_grpc.NodesStub(channel).Watch(
+            pb.WatchNodesRequest(interval_ms=100), metadata=(("authorization", f"Bearer {token}"),)
+        )
+        await call.read()
+        fleet.api.revoke(token)
+        with pytest.raises(grpc.aio.AioRpcError, match="does not accept the token"):
+            await call.read()
+
+
+async def test_inspection_calls_are_bounded(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(limits=Limits(inspections=3))
+    fleet.api.allowed = {(VIEWER, "/rulecast.v1.Nodes/*")}
+    metadata = (("authorization", f"Bearer {fleet.api.issue('ops/viewer')}"),)
+    async with fleet.dial() as channel:
+        stub = rules_pb2_grpc.NodesStub(channel)
+        calls = [stub.Watch(pb.WatchNodesRequest(), metadata=metadata) for _ in range(3)]
+        for call in calls:
+            await call.read()
+        assert await list_nodes(channel, metadata) is Code.RESOURCE_EXHAUSTED
+        calls[0].cancel()
+        for _ in range(500):
+            if (code := await list_nodes(channel, metadata)) is Code.OK:
+                break
+            await asyncio.sleep(0.01)
+        assert code is Code.OK
 
 
 @pytest.mark.parametrize("ask", INSPECTIONS)

@@ -263,6 +263,7 @@ async def test_reflection_lists_and_describes_the_service(start_server) -> None:
         names = {each.name for each in (await call.read()).list_services_response.service}
         assert names == {
             "rulecast.v1.Rules",
+            "rulecast.v1.Nodes",
             "grpc.health.v1.Health",
             "grpc.channelz.v1.Channelz",
             "grpc.reflection.v1alpha.ServerReflection",

@@ -270,3 +270,115 @@ class AgentStatus(_message.Message):
     node_error: str
     connected_seconds: int
     def __init__(self, node_name: _Optional[str] = ..., zone: _Optional[str] = ..., peer: _Optional[str] = ..., agent_version: _Optional[str] = ..., mode: _Optional[str] = ..., sent_revision: _Optional[int] = ..., acked_revision: _Optional[int] = ..., lag_ms: _Optional[int] = ..., apply_ms: _Optional[int] = ..., errors: _Optional[_Iterable[_Union[ServiceError, _Mapping]]] = ..., error_count: _Optional[int] = ..., node_error: _Optional[str] = ..., connected_seconds: _Optional[int] = ...) -> None: ...
+
+class ListNodesRequest(_message.Message):
+    __slots__ = ("names", "behind")
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_FIELD_NUMBER: _ClassVar[int]
+    names: _containers.RepeatedScalarFieldContainer[str]
+    behind: bool
+    def __init__(self, names: _Optional[_Iterable[str]] = ..., behind: _Optional[bool] = ...) -> None: ...
+
+class ListNodesResponse(_message.Message):
+    __slots__ = ("revision", "resource_versions", "total", "current", "nodes")
+    class ResourceVersionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    RESOURCE_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    CURRENT_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    revision: int
+    resource_versions: _containers.ScalarMap[str, int]
+    total: int
+    current: int
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeStatus]
+    def __init__(self, revision: _Optional[int] = ..., resource_versions: _Optional[_Mapping[str, int]] = ..., total: _Optional[int] = ..., current: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ...) -> None: ...
+
+class GetNodeRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class NodeStatus(_message.Message):
+    __slots__ = ("name", "registered", "connected", "current", "zone", "agents")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REGISTERED_FIELD_NUMBER: _ClassVar[int]
+    CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    CURRENT_FIELD_NUMBER: _ClassVar[int]
+    ZONE_FIELD_NUMBER: _ClassVar[int]
+    AGENTS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    registered: bool
+    connected: bool
+    current: bool
+    zone: str
+    agents: _containers.RepeatedCompositeFieldContainer[AgentStatus]
+    def __init__(self, name: _Optional[str] = ..., registered: _Optional[bool] = ..., connected: _Optional[bool] = ..., current: _Optional[bool] = ..., zone: _Optional[str] = ..., agents: _Optional[_Iterable[_Union[AgentStatus, _Mapping]]] = ...) -> None: ...
+
+class WatchNodesRequest(_message.Message):
+    __slots__ = ("names", "interval_ms")
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
+    names: _containers.RepeatedScalarFieldContainer[str]
+    interval_ms: int
+    def __init__(self, names: _Optional[_Iterable[str]] = ..., interval_ms: _Optional[int] = ...) -> None: ...
+
+class NodeChanges(_message.Message):
+    __slots__ = ("revision", "nodes", "removed")
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    revision: int
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeStatus]
+    removed: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, revision: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., removed: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class WaitAppliedRequest(_message.Message):
+    __slots__ = ("service", "resource_versions", "gone", "percent", "connected_only", "timeout_ms")
+    class ResourceVersionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    SERVICE_FIELD_NUMBER: _ClassVar[int]
+    RESOURCE_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    GONE_FIELD_NUMBER: _ClassVar[int]
+    PERCENT_FIELD_NUMBER: _ClassVar[int]
+    CONNECTED_ONLY_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    service: str
+    resource_versions: _containers.ScalarMap[str, int]
+    gone: bool
+    percent: int
+    connected_only: bool
+    timeout_ms: int
+    def __init__(self, service: _Optional[str] = ..., resource_versions: _Optional[_Mapping[str, int]] = ..., gone: _Optional[bool] = ..., percent: _Optional[int] = ..., connected_only: _Optional[bool] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+
+class WaitAppliedResponse(_message.Message):
+    __slots__ = ("applied", "reason", "revision", "ports", "nodes", "nodes_applied", "missing", "waited_ms")
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    PORTS_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    NODES_APPLIED_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    WAITED_MS_FIELD_NUMBER: _ClassVar[int]
+    applied: bool
+    reason: str
+    revision: int
+    ports: int
+    nodes: int
+    nodes_applied: int
+    missing: _containers.RepeatedCompositeFieldContainer[NodeStatus]
+    waited_ms: int
+    def __init__(self, applied: _Optional[bool] = ..., reason: _Optional[str] = ..., revision: _Optional[int] = ..., ports: _Optional[int] = ..., nodes: _Optional[int] = ..., nodes_applied: _Optional[int] = ..., missing: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., waited_ms: _Optional[int] = ...) -> None: ...

@@ -144,3 +144,215 @@ class Rules:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class NodesStub:
+    """Nodes tells what the nodes' kernels have, as their agents acknowledged it to this replica. For people,
+    rollouts and tests; needs the right to inspect.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.List = channel.unary_unary(
+                '/rulecast.v1.Nodes/List',
+                request_serializer=rulecast_dot_v1_dot_rules__pb2.ListNodesRequest.SerializeToString,
+                response_deserializer=rulecast_dot_v1_dot_rules__pb2.ListNodesResponse.FromString,
+                _registered_method=True)
+        self.Get = channel.unary_unary(
+                '/rulecast.v1.Nodes/Get',
+                request_serializer=rulecast_dot_v1_dot_rules__pb2.GetNodeRequest.SerializeToString,
+                response_deserializer=rulecast_dot_v1_dot_rules__pb2.NodeStatus.FromString,
+                _registered_method=True)
+        self.Watch = channel.unary_stream(
+                '/rulecast.v1.Nodes/Watch',
+                request_serializer=rulecast_dot_v1_dot_rules__pb2.WatchNodesRequest.SerializeToString,
+                response_deserializer=rulecast_dot_v1_dot_rules__pb2.NodeChanges.FromString,
+                _registered_method=True)
+        self.WaitApplied = channel.unary_unary(
+                '/rulecast.v1.Nodes/WaitApplied',
+                request_serializer=rulecast_dot_v1_dot_rules__pb2.WaitAppliedRequest.SerializeToString,
+                response_deserializer=rulecast_dot_v1_dot_rules__pb2.WaitAppliedResponse.FromString,
+                _registered_method=True)
+
+
+class NodesServicer:
+    """Nodes tells what the nodes' kernels have, as their agents acknowledged it to this replica. For people,
+    rollouts and tests; needs the right to inspect.
+    """
+
+    def List(self, request, context):
+        """List tells the state of all nodes, or of those named.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Get(self, request, context):
+        """Get tells one node's state; NOT_FOUND when there is neither a Node nor an agent of that name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Watch(self, request, context):
+        """Watch sends the state of all nodes, then those that changed, at most once in an interval.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WaitApplied(self, request, context):
+        """WaitApplied returns when the kernels of all nodes, or of a share of them, have a Service as the server has
+        it when it is asked, or when the time is up.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_NodesServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'List': grpc.unary_unary_rpc_method_handler(
+                    servicer.List,
+                    request_deserializer=rulecast_dot_v1_dot_rules__pb2.ListNodesRequest.FromString,
+                    response_serializer=rulecast_dot_v1_dot_rules__pb2.ListNodesResponse.SerializeToString,
+            ),
+            'Get': grpc.unary_unary_rpc_method_handler(
+                    servicer.Get,
+                    request_deserializer=rulecast_dot_v1_dot_rules__pb2.GetNodeRequest.FromString,
+                    response_serializer=rulecast_dot_v1_dot_rules__pb2.NodeStatus.SerializeToString,
+            ),
+            'Watch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Watch,
+                    request_deserializer=rulecast_dot_v1_dot_rules__pb2.WatchNodesRequest.FromString,
+                    response_serializer=rulecast_dot_v1_dot_rules__pb2.NodeChanges.SerializeToString,
+            ),
+            'WaitApplied': grpc.unary_unary_rpc_method_handler(
+                    servicer.WaitApplied,
+                    request_deserializer=rulecast_dot_v1_dot_rules__pb2.WaitAppliedRequest.FromString,
+                    response_serializer=rulecast_dot_v1_dot_rules__pb2.WaitAppliedResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'rulecast.v1.Nodes', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('rulecast.v1.Nodes', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Nodes:
+    """Nodes tells what the nodes' kernels have, as their agents acknowledged it to this replica. For people,
+    rollouts and tests; needs the right to inspect.
+    """
+
+    @staticmethod
+    def List(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rulecast.v1.Nodes/List',
+            rulecast_dot_v1_dot_rules__pb2.ListNodesRequest.SerializeToString,
+            rulecast_dot_v1_dot_rules__pb2.ListNodesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Get(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rulecast.v1.Nodes/Get',
+            rulecast_dot_v1_dot_rules__pb2.GetNodeRequest.SerializeToString,
+            rulecast_dot_v1_dot_rules__pb2.NodeStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Watch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/rulecast.v1.Nodes/Watch',
+            rulecast_dot_v1_dot_rules__pb2.WatchNodesRequest.SerializeToString,
+            rulecast_dot_v1_dot_rules__pb2.NodeChanges.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WaitApplied(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rulecast.v1.Nodes/WaitApplied',
+            rulecast_dot_v1_dot_rules__pb2.WaitAppliedRequest.SerializeToString,
+            rulecast_dot_v1_dot_rules__pb2.WaitAppliedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

@@ -55,8 +55,12 @@ class Hub:
         settings: HubSettings | None = None,
         *,
         clock: Callable[[], float] = time.time,
+        seen: Callable[[], Mapping[str, int]] | None = None,
     ) -> None:
+        """`seen`: the newest resourceVersion that has come of each collection, whether it changed a rule or
+        not; without it, those of the last step."""
         self.log = log
+        self.seen = seen or (lambda: self.log.resource_versions)
         self.settings = settings or HubSettings()
         self.clock = clock
         self.counters = HubCounters()
@@ -143,6 +147,10 @@ class Hub:
         self._closed = reason
         for stream in list(self._streams):
             stream.close(reason)
+
+    def open_streams(self) -> list["Stream"]:
+        """All streams of this moment."""
+        return list(self._streams)
 
     def agents(self) -> list[AgentState]:
         """What is known of each stream, by node name; a node may have several."""
@@ -244,11 +252,22 @@ class Stream:
         """The stream is no longer the hub's."""
         self._timer.cancel()
 
+    @property
+    def acked_revision(self) -> int:
+        """What the node's kernel holds; see AgentState."""
+        # While no mark waits for its acknowledgment, the node has what the head says.
+        if not self._acks.waits() and self._acks.acked > 0:
+            return max(self._acks.acked, self._session.revision)
+        return self._acks.acked
+
+    @property
+    def last_ack(self) -> Ack | None:
+        """The newest acknowledgment."""
+        return self._acks.last
+
     def state(self, now: float) -> AgentState:
         """What is known of the agent."""
         revision = self._session.revision
-        # While no mark waits for its acknowledgment, the node has what the head says.
-        current = not self._acks.waits() and self._acks.acked > 0
         return AgentState(
             node=self.hello.node_name,
             zone=self._session.zone.removeprefix("zone/"),
@@ -257,7 +276,7 @@ class Stream:
             mode=self.hello.mode,
             connected_since=self._since,
             sent_revision=max(self._sent_revision, revision),
-            acked_revision=max(self._acks.acked, revision) if current else self._acks.acked,
+            acked_revision=self.acked_revision,
             lag=self._acks.lag(now),
             ack=self._acks.last,
         )

@@ -1,4 +1,4 @@
-"""The gRPC server: Rules, health, reflection, channelz."""
+"""The gRPC server: Rules, Nodes, health, reflection, channelz."""
 
 import grpc
 import msgspec
@@ -15,10 +15,13 @@ from rulecast_server.rpc.counters import RefusalLog, RpcCounters
 from rulecast_server.rpc.credentials import ReloadingCredentials, TlsFiles
 from rulecast_server.rpc.guard import InspectionGuard
 from rulecast_server.rpc.limits import Limits
+from rulecast_server.rpc.nodes import SERVICE_NAME as NODES_SERVICE_NAME
+from rulecast_server.rpc.nodes import NodesService
 from rulecast_server.rpc.service import SERVICE_NAME, RulesService
 
 _SERVICES = (
     SERVICE_NAME,
+    NODES_SERVICE_NAME,
     health.SERVICE_NAME,
     reflection.SERVICE_NAME,
     "grpc.channelz.v1.Channelz",
@@ -69,7 +72,8 @@ class RpcServer:
         self.port = settings.listen.port
         """The port that is really bound; differs from the asked one only when that was 0."""
         self._health = health.aio.HealthServicer()
-        self._server.add_generic_rpc_handlers((self.service.handler(),))
+        nodes = NodesService(hub, guard)
+        self._server.add_generic_rpc_handlers((self.service.handler(), nodes.handler()))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection(_SERVICES, self._server)
         channelz.add_channelz_servicer(self._server)

@@ -13,7 +13,7 @@ import grpc
 
 from rulecast.v1 import rules_pb2 as pb
 from rulecast.wire.messages import Hello
-from rulecast_server.feed import AgentState, Hub
+from rulecast_server.feed import Hub
 from rulecast_server.rpc.authorize import Authorizer, Refused
 from rulecast_server.rpc.calls import Call, Calls
 from rulecast_server.rpc.counters import RefusalLog, RpcCounters
@@ -21,6 +21,7 @@ from rulecast_server.rpc.limits import Limits
 from rulecast_server.rpc.peers import peer_of
 from rulecast_server.rpc.reading import Context, End, Reading
 from rulecast_server.rpc.standing import Standing
+from rulecast_server.rpc.statuses import agent_status
 
 SERVICE_NAME = "rulecast.v1.Rules"
 SYNC_TIMEOUT = 5.0
@@ -159,26 +160,5 @@ class RulesService:
     ) -> pb.ListAgentsResponse:
         now = self._hub.clock()
         return pb.ListAgentsResponse(
-            revision=self._hub.log.revision, agents=[_status(state, now) for state in self._hub.agents()]
+            revision=self._hub.log.revision, agents=[agent_status(state, now) for state in self._hub.agents()]
         )
-
-
-def _status(state: AgentState, now: float) -> pb.AgentStatus:
-    ack = state.ack
-    status = pb.AgentStatus(
-        node_name=state.node,
-        zone=state.zone,
-        peer=state.peer,
-        agent_version=state.agent_version,
-        mode=state.mode,
-        sent_revision=state.sent_revision,
-        acked_revision=state.acked_revision,
-        lag_ms=int(state.lag * 1000),
-        connected_seconds=max(0, int(now - state.connected_since)),
-    )
-    if ack is not None:
-        status.apply_ms = ack.apply_ms
-        status.errors.extend(pb.ServiceError(key=key, message=text) for key, text in ack.errors)
-        status.error_count = ack.error_count
-        status.node_error = ack.node_error
-    return status
