@@ -94,13 +94,6 @@ class Calls:
         finally:
             del self._inspections[call]
 
-    @contextlib.contextmanager
-    def writing(self, call: Call) -> Iterator[None]:
-        """A write; when the peer takes nothing for too long, its connection and with it the call end."""
-        call.writing_since = asyncio.get_running_loop().time()
-        yield
-        call.writing_since = None
-
     def start(self) -> None:
         """Begin to look for peers that do not read."""
         if self._sweeper is None:

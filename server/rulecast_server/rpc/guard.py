@@ -4,6 +4,7 @@ An interceptor, so that a method which is added later is closed until somebody o
 addresses of all peers, and reflection costs work for whoever asks.
 """
 
+import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -90,8 +91,9 @@ class InspectionGuard(grpc.aio.ServerInterceptor):
             try:
                 with self._calls.inspection(call):
                     async for answer in behavior(request, context):
-                        with self._calls.writing(call):
-                            yield answer
+                        call.writing_since = asyncio.get_running_loop().time()
+                        yield answer
+                        call.writing_since = None
             finally:
                 self._running -= 1
 

@@ -112,10 +112,15 @@ class RulesService:
         try:
             reading.bind(stream)
             standing.holds(holds)
+            clock = asyncio.get_running_loop().time
             while frames := await stream.frames():
                 for frame in frames:
-                    with self._calls.writing(call):
-                        await self._write(context, frame)
+                    call.writing_since = clock()
+                    await context.write(frame)
+                    call.writing_since = None
+        except grpc.aio.InternalError:
+            await self._cancellation()
+            raise
         finally:
             standing.stop()
             self._hub.detach(stream)
@@ -139,19 +144,17 @@ class RulesService:
         try:
             await context.abort(end.code, end.why)
         except grpc.aio.InternalError:
-            await asyncio.sleep(_CANCELLATION)
+            await self._cancellation()
             raise
         raise AssertionError
 
     @staticmethod
-    async def _write(context: Context, frame: bytes) -> None:
-        try:
-            await context.write(frame)
-        except grpc.aio.InternalError:
-            # The peer is gone. Cancellation comes within moments and ends the handler; gRPC logs a traceback
-            # for an error that it sees before.
-            await asyncio.sleep(_CANCELLATION)
-            raise
+    async def _cancellation() -> None:
+        """Wait for it: an operation failed, so the peer is gone, and gRPC is about to cancel the handler.
+
+        It logs a traceback for an error that it sees before.
+        """
+        await asyncio.sleep(_CANCELLATION)
 
     async def _list_agents(
         self,
