@@ -10,6 +10,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import socket
 import ssl
 import time
 from collections import Counter
@@ -134,6 +135,12 @@ class FakeApiServer:
         await web.TCPSite(self._runner, host, port, ssl_context=tls).start()
         self._scheme = "https" if tls else "http"
         self.port = self._runner.addresses[0][1]
+
+    async def listen(self, *listening: socket.socket) -> None:
+        """Serve on more sockets, of other network namespaces; `start` came first."""
+        assert self._runner is not None
+        for each in listening:
+            await web.SockSite(self._runner, each).start()
 
     async def stop(self) -> None:
         """Close the port and every connection; `start` may follow."""

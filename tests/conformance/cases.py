@@ -1,0 +1,81 @@
+"""What is asked of both after each step: random questions, most of them about what changed."""
+
+import random
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from rulecast.model import Family, Protocol
+from tests.conformance.generate import State
+from tests.conformance.places import BLOCKED, FAMILIES, NODES, SECOND
+from tests.conformance.wanted import Wanted
+from tests.netns.objects import CLUSTER_IP, VIP, frontend
+
+PER_STEP = 90
+"""Questions, at most."""
+_CLIENTS = (
+    *("cli1", "cli2", "n1", "n2", "n1 second", "n2 second"),
+    *("outside", "outside", "outside2", "blocked", "A", "A2", "B", "C"),
+)
+
+
+class Case(NamedTuple):
+    """One question: who asks what, about which service."""
+
+    service: int
+    client: str
+    address: str
+    port: int
+    protocol: Protocol
+
+    @property
+    def family(self) -> Family:
+        return Family.IPV6 if ":" in self.address else Family.IPV4
+
+    @property
+    def host(self) -> str:
+        """The name of the machine that asks."""
+        return "outside" if self.client == "blocked" else self.client.removesuffix(" second")
+
+    @property
+    def source(self) -> str | None:
+        """The address to ask from; None: the machine's choice."""
+        if self.client == "blocked":
+            return BLOCKED.addresses[self.family]
+        if self.client.endswith(" second"):
+            return SECOND[self.host].addresses[self.family]
+        return None
+
+    def __str__(self) -> str:
+        at = f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
+        return f"s{self.service}: {self.client} to {at} {self.protocol}"
+
+
+def cases(seed: int, states: Sequence[State]) -> list[Case]:
+    """Questions about the last of these states; what the ones before had is asked for, too."""
+    draw = random.Random(f"{seed}/{len(states)}")
+    now = {each.number: each for each in states[-1].services}
+    before = {each.number: each for each in states[-2].services} if len(states) > 1 else {}
+    chosen: dict[Case, None] = {}
+    for number in sorted(now.keys() | before.keys()):
+        known = [each for each in (now.get(number), before.get(number)) if each is not None]
+        targets = sorted({target for each in known for target in _targets(each)})
+        same = now.get(number) == before.get(number)
+        for address, port, protocol in draw.sample(targets, min(len(targets), 2 if same else 7)):
+            chosen[Case(number, draw.choice(_CLIENTS), address, port, Protocol(protocol))] = None
+    return draw.sample(list(chosen), min(len(chosen), PER_STEP))
+
+
+def _targets(service: Wanted) -> Iterable[tuple[str, int, str]]:
+    """Where a service may be asked, and some places where it may not."""
+    for family in FAMILIES:
+        addresses = service.addresses(family)
+        for address in [*addresses.values(), frontend(CLUSTER_IP, service.number, family)]:
+            yield from ((address, port.port, port.protocol) for port in service.ports)
+        if service.type == "LoadBalancer":
+            yield from ((frontend(VIP, service.number, family), p.port, p.protocol) for p in service.ports)
+        if CLUSTER_IP in addresses:
+            yield addresses[CLUSTER_IP], 9, "TCP"
+        for port in service.ports:
+            if port.node_port:
+                for place in (*NODES.values(), SECOND["n1"]):
+                    yield place.addresses[family], port.node_port, port.protocol

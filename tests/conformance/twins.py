@@ -1,0 +1,159 @@
+"""Two labs with the same addresses and one apiserver: ours runs in one, kube-proxy in the other."""
+
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rulecast.lab import Host, Lab, Node
+from tests.conformance import places
+from tests.fakes.apiserver import FakeApiServer
+from tests.netns.cluster import CLUSTER_CIDR, build_lab
+from tests.netns.objects import Object, service_cidrs
+from tests.netns.rig import Loop
+
+_API_PORT = 8080
+_GRPC_PORT = 9443
+MODES = {
+    "nftables": ("--mode", "nftables"),
+    "iptables": ("--mode", "iptables", "--iptables-backend", "nft"),
+}
+"""Our flags for each mode that kube-proxy is asked for."""
+
+
+class Side:
+    """One lab with who programs its nodes."""
+
+    def __init__(self, name: str, lab: Lab, directory: Path) -> None:
+        self.name, self.lab, self.directory = name, lab, directory
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def client(self, name: str) -> Host:
+        """A machine of the lab by its name."""
+        for node in self.lab.nodes.values():
+            if name in node.pods:
+                return node.pods[name]
+        return next(host for host in self.lab.hosts if host.name == name)
+
+    def spawn(self, host: Host, name: str, argv: Sequence[str]) -> None:
+        with (self.directory / f"{self.name}-{name}.log").open("ab") as log:
+            self.processes[name] = self.lab.popen(host, argv, stdout=log, stderr=log)
+
+    def check(self) -> None:
+        """Everything runs. Raises AssertionError with the end of the log of what does not."""
+        for name, process in self.processes.items():
+            log = self.directory / f"{self.name}-{name}.log"
+            assert process.poll() is None, f"{self.name} {name} ended:\n{log.read_text()[-3000:]}"
+
+
+class Twins:
+    """Both sides, and the apiserver that both follow."""
+
+    def __init__(self, ours: Lab, theirs: Lab, api: FakeApiServer, loop: Loop, directory: Path) -> None:
+        self.api, self._loop = api, loop
+        self.ours = Side("ours", ours, directory)
+        self.theirs = Side("kube-proxy", theirs, directory)
+        self.sides = (self.ours, self.theirs)
+        self._objects: dict[tuple[str, str], Object] = {}
+
+    def start(self, mode: str, binary: str) -> None:
+        """Start every process; kube-proxy's pauses between two writes are as short as ours."""
+        directory = self.ours.directory
+        kubeconfig = directory / "kubeconfig"
+        kubeconfig.write_text(json.dumps(_kubeconfig(self.ours.lab)))
+        ours = [sys.executable, "-m", "rulecast.cli"]
+        serve = ["server", "--kubeconfig", str(kubeconfig), "--insecure"]
+        serve += ["--listen", f"0.0.0.0:{_GRPC_PORT}", "--http", "127.0.0.1:9440"]
+        self.ours.spawn(self.ours.lab.fabric, "server", [*ours, *serve])
+        for node in self.ours.lab.nodes.values():
+            flags = ["--server", f"{self.ours.lab.fabric.ip()}:{_GRPC_PORT}", "--insecure"]
+            flags += ["--node-name", node.name, "--cluster-cidr", CLUSTER_CIDR, *MODES[mode]]
+            self.ours.spawn(node, node.name, [*ours, "agent", *flags, "--min-sync-period", "50ms"])
+        for node in self.theirs.lab.nodes.values():
+            config = directory / f"kube-proxy-{node.name}.json"
+            config.write_text(json.dumps(_proxy_config(node, mode)))
+            master = f"--master=http://{self.theirs.lab.fabric.ip()}:{_API_PORT}"
+            self.theirs.spawn(node, node.name, [binary, f"--config={config}", master, "--v=1"])
+
+    def put(self, objects: Sequence[Object]) -> None:
+        """Make these all that exists: what differs is written, then what is no more is deleted."""
+        new = {(each["kind"], each["metadata"]["name"]): each for each in (service_cidrs(), *objects)}
+        changed = [each for key, each in new.items() if self._objects.get(key) != each]
+        gone = [each for key, each in self._objects.items() if key not in new]
+        self._objects = new
+
+        def write() -> None:
+            self.api.put(*changed)
+            for each in gone:
+                self.api.delete(each)
+
+        self._loop.call(write)
+
+
+@contextlib.contextmanager
+def twins(directory: Path) -> Iterator[Twins]:
+    """Everything built, nothing started."""
+    with _lab() as ours, _lab() as theirs:
+        loop = Loop(ours.fabric.namespace)
+        api = FakeApiServer()
+        try:
+            loop.run(api.start())
+            loop.run(api.listen(_listening(ours), _listening(theirs)))
+            made = Twins(ours, theirs, api, loop, directory)
+            yield made
+        finally:
+            loop.run(api.stop())
+            loop.close()
+
+
+def _lab() -> Lab:
+    lab = build_lab()
+    try:
+        places.check(lab)
+        for node in lab.nodes.values():
+            node.serve(*places.NODE_PORTS)
+            for pod in node.pods.values():
+                if not pod.name.startswith("cli"):
+                    pod.serve(*places.PORTS)
+        for address in places.BLOCKED.addresses.values():
+            lab.outside.add_address(address)
+            lab.nodes["n2"].route(address, lab.nodes["n1"])
+    except BaseException:
+        lab.close()
+        raise
+    return lab
+
+
+def _listening(lab: Lab) -> socket.socket:
+    made = lab.fabric.namespace.socket(socket.AF_INET, socket.SOCK_STREAM)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    made.bind((lab.fabric.ip(), _API_PORT))
+    return made
+
+
+def _kubeconfig(lab: Lab) -> Object:
+    return {
+        "current-context": "it",
+        "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
+        "clusters": [{"name": "it", "cluster": {"server": f"http://{lab.fabric.ip()}:{_API_PORT}"}}],
+        "users": [{"name": "it", "user": {}}],
+    }
+
+
+def _proxy_config(node: Node, mode: str) -> Object:
+    return {
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "kind": "KubeProxyConfiguration",
+        "mode": mode,
+        "hostnameOverride": node.name,
+        "clusterCIDR": CLUSTER_CIDR,
+        "clientConnection": {"contentType": "application/json"},
+        "conntrack": {"maxPerCore": 0, "min": 0},
+        # iptables mode serves node ports on all addresses unless told; the other modes' default is ours.
+        "nodePortAddresses": ["primary"],
+        "iptables": {"minSyncPeriod": "50ms", "syncPeriod": "1h", "localhostNodePorts": False},
+        "nftables": {"minSyncPeriod": "50ms", "syncPeriod": "1h"},
+    }

@@ -1,0 +1,196 @@
+"""What a scenario wants to exist, as values that a random generator can change, and their API objects."""
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from rulecast.model import Family
+from tests.conformance.places import BACKENDS, NODES
+from tests.netns.objects import CLUSTER_IP, EXTERNAL_IP, VIP, Object, frontend
+
+CONDITIONS: dict[str, Object] = {
+    "ready": {"ready": True, "serving": True, "terminating": False},
+    "terminating": {"ready": False, "serving": True, "terminating": True},
+    "gone": {"ready": False, "serving": False, "terminating": True},
+    "unready": {"ready": False, "serving": False, "terminating": False},
+    "serving-only": {"ready": False, "serving": True, "terminating": False},
+    # Of publishNotReadyAddresses: ready is said of what terminates, too.
+    "published": {"ready": True, "serving": False, "terminating": True},
+    "unsaid": {},
+    "only-ready-said": {"ready": True},
+    "only-unready-said": {"ready": False},
+}
+
+
+class Port(NamedTuple):
+    """A port of a Service; `target` is what its slices say."""
+
+    name: str
+    port: int
+    protocol: str
+    target: int
+    node_port: int
+
+
+class Endpoint(NamedTuple):
+    """An endpoint of a slice."""
+
+    who: str
+    state: str = "ready"
+    zones: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    said_where: bool = True
+    """Whether the endpoint has a nodeName."""
+
+
+class Slice(NamedTuple):
+    """A slice; `shift` makes its target ports others than those of the Service's other slices."""
+
+    number: int
+    family: Family
+    endpoints: tuple[Endpoint, ...]
+    ports: tuple[tuple[str, int, str], ...]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A Service and its slices."""
+
+    number: int
+    type: str
+    families: tuple[Family, ...]
+    ports: tuple[Port, ...]
+    external: bool = False
+    ingress: tuple[tuple[str, str], ...] = ()
+    """`ipMode` ("" for none) and "VIP" or a hostname, for each ingress."""
+    external_policy: str = ""
+    internal_policy: str = ""
+    affinity: int = 0
+    """Seconds; 0: none."""
+    ranges: tuple[str, ...] = ()
+    labels: tuple[tuple[str, str], ...] = ()
+    slices: tuple[Slice, ...] = field(default=())
+
+    @property
+    def name(self) -> str:
+        return f"s{self.number}"
+
+    @property
+    def has_cluster_ip(self) -> bool:
+        return self.type in ("ClusterIP", "NodePort", "LoadBalancer")
+
+    @property
+    def reachable_from_outside(self) -> bool:
+        return self.type in ("NodePort", "LoadBalancer") or (self.has_cluster_ip and self.external)
+
+    @property
+    def health_port(self) -> int:
+        """The health-check node port; 0: none."""
+        local = self.type == "LoadBalancer" and self.external_policy == "Local"
+        return 32000 + self.number if local else 0
+
+    def addresses(self, family: Family) -> dict[str, str]:
+        """Its addresses by their kind."""
+        found = {}
+        if self.has_cluster_ip and family in self.families:
+            found[CLUSTER_IP] = frontend(CLUSTER_IP, self.number, family)
+            if self.external:
+                found[EXTERNAL_IP] = frontend(EXTERNAL_IP, self.number, family)
+            if self.type == "LoadBalancer" and any(what == "VIP" for _, what in self.ingress):
+                found[VIP] = frontend(VIP, self.number, family)
+        return found
+
+    def objects(self) -> list[Object]:
+        """The Service and its slices."""
+        return [self._service(), *(self._slice(each) for each in self.slices)]
+
+    def _service(self) -> Object:
+        spec: Object = {"ports": [self._port(each) for each in self.ports]}
+        spec["type"] = "ClusterIP" if self.type == "Headless" else self.type
+        if self.type == "ExternalName":
+            spec["externalName"] = "elsewhere.example"
+        else:
+            addresses = [frontend(CLUSTER_IP, self.number, family) for family in self.families]
+            addresses = ["None"] if self.type == "Headless" else addresses
+            spec |= {"clusterIP": addresses[0], "clusterIPs": addresses}
+            spec["ipFamilies"] = [f"IPv{int(family)}" for family in self.families]
+            spec["internalTrafficPolicy"] = self.internal_policy or "Cluster"
+        if self.external:
+            spec["externalIPs"] = [frontend(EXTERNAL_IP, self.number, family) for family in self.families]
+        if self.reachable_from_outside:
+            spec["externalTrafficPolicy"] = self.external_policy or "Cluster"
+        if self.health_port:
+            spec["healthCheckNodePort"] = self.health_port
+        if self.affinity:
+            spec["sessionAffinity"] = "ClientIP"
+            spec["sessionAffinityConfig"] = {"clientIP": {"timeoutSeconds": self.affinity}}
+        if self.ranges and self.type == "LoadBalancer":
+            spec["loadBalancerSourceRanges"] = list(self.ranges)
+        made: Object = {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": self.name, "namespace": "default", "labels": dict(self.labels)},
+            "spec": spec,
+        }
+        if self.type == "LoadBalancer" and self.ingress:
+            made["status"] = {"loadBalancer": {"ingress": self._ingress()}}
+        return made
+
+    def _port(self, port: Port) -> Object:
+        made: Object = {"name": port.name, "port": port.port, "protocol": port.protocol}
+        if port.node_port and self.type in ("NodePort", "LoadBalancer"):
+            made["nodePort"] = port.node_port
+        return made
+
+    def _ingress(self) -> list[Object]:
+        made: list[Object] = []
+        for mode, what in self.ingress:
+            said: Object = {"ipMode": mode} if mode else {}
+            if what == "VIP":
+                made += [{"ip": frontend(VIP, self.number, family)} | said for family in self.families]
+            else:
+                made.append({"hostname": what})
+        return made
+
+    def _slice(self, each: Slice) -> Object:
+        labels = {"kubernetes.io/service-name": self.name}
+        return {
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": {
+                "name": f"{self.name}-v{int(each.family)}-{each.number}",
+                "namespace": "default",
+                "labels": labels,
+            },
+            "addressType": f"IPv{int(each.family)}",
+            "ports": [{"name": name, "port": port, "protocol": kind} for name, port, kind in each.ports],
+            "endpoints": [_endpoint(endpoint, each.family) for endpoint in each.endpoints],
+        }
+
+
+def _endpoint(endpoint: Endpoint, family: Family) -> Object:
+    place = BACKENDS[endpoint.who]
+    made: Object = {"addresses": [place.addresses[family]], "conditions": CONDITIONS[endpoint.state]}
+    if endpoint.said_where:
+        made["nodeName"] = place.node
+    hints: Object = {}
+    if endpoint.zones:
+        hints["forZones"] = [{"name": zone} for zone in endpoint.zones]
+    if endpoint.nodes:
+        hints["forNodes"] = [{"name": node} for node in endpoint.nodes]
+    return made | ({"hints": hints} if hints else {})
+
+
+def node_object(name: str, zone: str) -> Object:
+    """A Node of the labs."""
+    place, number = NODES[name], int(name[1:])
+    cidrs = [f"10.244.{number}.0/24", f"2001:db8:244:{number}::/64"]
+    addresses: list[dict[str, Any]] = [
+        {"type": "InternalIP", "address": address} for address in place.addresses.values()
+    ]
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": {"topology.kubernetes.io/zone": zone} if zone else {}},
+        "spec": {"podCIDR": cidrs[0], "podCIDRs": cidrs},
+        "status": {"addresses": [*addresses, {"type": "Hostname", "address": name}]},
+    }
