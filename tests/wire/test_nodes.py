@@ -267,6 +267,7 @@ async def test_waiting_for_a_service_to_come_and_to_go(start_server) -> None:
         kernel = await ask.kernel("a")
         answer = await ask.wait("default/late", timeout_ms=100)
         assert answer.reason == "there is no Service default/late that has a cluster IP"
+        assert answer.nodes_applied == 0
         waiting = asyncio.create_task(ask.wait("default/late"))
         server.put({FLEET: {values.service("late"): values.port("late")}})
         await kernel.read()

@@ -148,7 +148,8 @@ class NodesService:
         reason = await self._there(request, end)
         applied = Applied(self._hub, request.service, connected_only=request.connected_only)
         percent = request.percent or 100
-        applied.look()
+        if not reason:
+            applied.look()
         while not reason and not applied.reached(percent) and loop.time() < end:
             await asyncio.sleep(_POLL)
             applied.look()
