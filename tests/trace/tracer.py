@@ -4,16 +4,9 @@ import ipaddress
 from collections.abc import Callable, Collection
 from fractions import Fraction
 
+from tests.trace.explore import Choose, explore
 from tests.trace.packets import DROPPED, REJECTED, RESET, Outcome, Packet, Shares, passed
 from tests.trace.ruleset import Chain, Key, Ruleset, key_and_value, split
-
-
-class _DrawError(Exception):
-    """A random number below `limit` is needed that nobody has chosen yet."""
-
-    def __init__(self, limit: int) -> None:
-        super().__init__(limit)
-        self.limit = limit
 
 
 class _EndedError(Exception):
@@ -42,33 +35,19 @@ class Tracer:
     def shares(self, packet: Packet) -> Shares:
         """Every outcome with its share. Sets that rules update are left as they were."""
         self.rules_evaluated = 0
-        found: Shares = {}
-        self._explore(packet, [], Fraction(1), found)
-        return found
+
+        def run(choose: Choose) -> Outcome:
+            way = _Way(self, packet, lambda limit: choose([Fraction(1, limit)] * limit), update=False)
+            outcome = way.run()
+            self.rules_evaluated = max(self.rules_evaluated, way.evaluated)
+            return outcome
+
+        return explore(run)
 
     def send(self, packet: Packet, *, choose: Callable[[int], int]) -> Outcome:
         """One packet; `choose` picks below a limit. Sets are updated."""
         way = _Way(self, packet, choose, update=True)
         return way.run()
-
-    def _explore(self, packet: Packet, drawn: list[int], share: Fraction, found: Shares) -> None:
-        left = iter(drawn)
-
-        def choose(limit: int) -> int:
-            value = next(left, None)
-            if value is None:
-                raise _DrawError(limit)
-            return value
-
-        way = _Way(self, packet, choose, update=False)
-        try:
-            outcome = way.run()
-        except _DrawError as need:
-            for value in range(need.limit):
-                self._explore(packet, [*drawn, value], share / need.limit, found)
-        else:
-            self.rules_evaluated = max(self.rules_evaluated, way.evaluated)
-            found[outcome] = found.get(outcome, Fraction(0)) + share
 
     def chains(self, hook: str) -> list[Chain]:
         """In the order in which the kernel calls them."""

@@ -174,16 +174,13 @@ class IptablesFamily:
             for table in TABLES:
                 step.dispatch[table] |= back.dispatch[table]
                 step.deletes[table] += back.deletes[table]
-            dispatch = self._state.dispatch()
-            own = {name for _, chains in self._state.own() for name in chains}
+            meant = self._meant()
             for table in TABLES:
                 step.dispatch[table] = {
-                    name: dispatch[table][name] for name in step.dispatch[table] if name in dispatch[table]
+                    name: meant[table][name] for name in step.dispatch[table] if name in meant[table]
                 }
                 step.deletes[table] = [
-                    name
-                    for name in dict.fromkeys(step.deletes[table])
-                    if name not in dispatch[table] and not (table == NAT and name in own)
+                    name for name in dict.fromkeys(step.deletes[table]) if name not in meant[table]
                 ]
         parts: list[str] = []
         for table in TABLES:
@@ -253,12 +250,8 @@ class IptablesFamily:
         """Tables of which something of ours is there already."""
         return [table for table, chains in held.items() if any(n.startswith(names.PREFIX) for n in chains)]
 
-    def _meant(self) -> dict[str, dict[str, Rules]]:
-        found = self._state.dispatch()
-        own = {name: rules for _, chains in self._state.own() for name, rules in chains.items()}
-        return {
-            table: {**(own if table == NAT else {}), **found[table], **self._base[table]} for table in TABLES
-        }
+    def _meant(self) -> dict[str, Chains]:
+        return self._state.tables(self._base)
 
     def _host_chains(self, host: HostConfig) -> dict[str, dict[str, Rules]]:
         return host_chains(

@@ -52,7 +52,7 @@ def host_chains(
                 *(f"{match} -j {names.NODE_PORTS}" for match in node_ports),
             ),
             names.POSTROUTING: (
-                f"-j {names.HAIRPIN}",
+                f"-m conntrack --ctstate DNAT -j {names.HAIRPIN}",
                 f"{matches.unmarked(mark)} -j RETURN",
                 # The mark is cleared, so that an encapsulated packet which passes here again is left alone.
                 matches.flip_mark(mark),

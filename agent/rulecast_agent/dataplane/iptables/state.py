@@ -1,7 +1,7 @@
 """One family: every service as compiled, who has which address, and the dispatch trees. Pure."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 import msgspec
@@ -103,16 +103,17 @@ class State:
         step.deletes[NAT] += left
         return step
 
-    def own(self) -> Iterator[tuple[ServiceKey, Chains]]:
-        """Every service's chains."""
-        return ((key, compiled.chains) for key, compiled in self._compiled.items())
+    def tables(self, base: Mapping[str, Chains]) -> dict[str, Chains]:
+        """Every chain by table, with those of `base` last: those that are gone to come first.
 
-    def dispatch(self) -> dict[str, Chains]:
-        """Every tree's chains, by table."""
+        (As far as the state was reached in one change.)
+        """
         found: dict[str, Chains] = {NAT: {}, FILTER: {}}
+        for compiled in self._compiled.values():
+            found[NAT] |= compiled.chains
         for table, tree in self._trees():
             found[table] |= tree.chains
-        return found
+        return {table: {**chains, **base[table]} for table, chains in found.items()}
 
     def _dispatch(self, step: Step, places: Mapping[Place, None]) -> None:
         changes: dict[int, tuple[str, Dispatch, dict[int, Rules]]] = {}
