@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from rulecast.lab import Answer, Probe, Verdict, run_probes
@@ -66,9 +67,12 @@ class Judge:
             missing = [f"{side.name} by {client} at {address}" for side, client, address in todo]
             assert time.monotonic() < end, f"not settled in {SETTLING:g} s: {missing}"
 
-    def differences(self, cases: Sequence[Case], services: Mapping[int, Wanted]) -> list[Difference]:
-        """The cases in which the sides do not come to agree."""
+    def differences(
+        self, cases: Sequence[Case], services: Mapping[int, Wanted], counts: Counter[str]
+    ) -> list[Difference]:
+        """The cases in which the sides do not come to agree; kube-proxy's first answers are counted."""
         first = self._ask(cases, dict.fromkeys(cases, 1), _SHORT)
+        counts.update(f"saw {theirs[0].verdict}" for _, theirs in first.values())
         again = {case: _TRIES - 1 for case, both in first.items() if any(map(_reached, both))}
         rest = self._ask(list(again), again, _SHORT)
         open_ = []

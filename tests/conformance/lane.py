@@ -1,0 +1,102 @@
+"""One pair of labs that plays one scenario after the other."""
+
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.conformance.cases import cases
+from tests.conformance.compare import Difference
+from tests.conformance.explain import explained
+from tests.conformance.generate import Scenario, scenario
+from tests.conformance.judge import Judge
+from tests.conformance.known import known
+from tests.conformance.twins import twins
+from tests.conformance.wanted import Wanted
+
+
+class Setup(NamedTuple):
+    """What is played."""
+
+    binary: str
+    mode: str
+    services: int
+    steps: int
+
+
+@dataclass
+class Report:
+    """What came of a scenario; `lines` is empty when all is well."""
+
+    seed: int
+    lines: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+
+def play_all(setup: Setup, seeds: Iterator[int]) -> Iterator[Report]:
+    """Play each seed. Processes that ended or do not settle are reported, and others started."""
+    for seed in seeds:
+        with tempfile.TemporaryDirectory() as name, twins(Path(name)) as made:
+            judge = Judge(made)
+            made.put(scenario(seed).empty())
+            made.start(setup.mode, setup.binary)
+            while True:
+                report = Report(seed)
+                try:
+                    _play(judge, setup, report)
+                except Exception:
+                    report.lines.append(traceback.format_exc())
+                    yield report
+                    break
+                yield report
+                following = next(seeds, None)
+                if following is None:
+                    return
+                seed = following
+
+
+def _play(judge: Judge, setup: Setup, report: Report) -> None:
+    whole = scenario(report.seed, services=setup.services, steps=setup.steps)
+    step, found = _first_difference(judge, whole, report.counts)
+    report.counts["scenarios"] += 1
+    if not found:
+        return
+    # Most often the services in question are enough, and easier to read.
+    few = whole.only(*(each.case.service for each in found))
+    again, still = _first_difference(judge, few, Counter())
+    if still:
+        report.lines += [f"step {again}, with these services alone:", *explained(few, again, still)]
+    else:
+        report.lines += [f"step {step}, but not with these services alone:", *explained(whole, step, found)]
+
+
+def _first_difference(judge: Judge, played: Scenario, counts: Counter[str]) -> tuple[int, list[Difference]]:
+    """The first step with differences that nothing explains, and these."""
+    judge.settle(played.empty())
+    for step in range(1, len(played.states) + 1):
+        states = played.states[:step]
+        judge.settle(states[-1].objects())
+        services = {each.number: each for each in states[-1].services}
+        asked = cases(played.seed, states)
+        found = _unexplained(judge.differences(asked, services, counts), services, counts)
+        counts["steps"] += 1
+        counts["questions"] += len(asked)
+        if found:
+            return step, found
+    return 0, []
+
+
+def _unexplained(
+    found: list[Difference], services: Mapping[int, Wanted], counts: Counter[str]
+) -> list[Difference]:
+    left = []
+    for each in found:
+        name = known(each, services.get(each.case.service))
+        if name is None:
+            left.append(each)
+        else:
+            counts[f"known: {name}"] += 1
+    return left
