@@ -49,7 +49,7 @@ netns: setup
 	$(PY) -m pytest -q -m netns
 
 bench: setup
-	$(PY) -m bench
+	$(PY) -m bench --save
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,4 +1,4 @@
-"""`python -m bench [PART…]`: measure, print a table for each part, and write `bench/results/PART.json`."""
+"""`python -m bench [PART…]`: measure, and print a table for each part; with --save as JSON too."""
 
 import argparse
 import json
@@ -34,6 +34,7 @@ def main() -> int:
     parser.add_argument("--agents", type=_numbers, default=(200, 1000), metavar="N,…")
     parser.add_argument("--changes", type=int, default=100, help="single changes to time at each size")
     parser.add_argument("--seconds", type=float, default=20.0, help="of changes to many agents")
+    parser.add_argument("--save", action="store_true", help="write bench/results/PART.json")
     flags = parser.parse_args()
     if unknown := [name for name in flags.parts if name not in parts]:
         parser.error(f"no such part: {', '.join(unknown)}")
@@ -52,7 +53,8 @@ def main() -> int:
             load = os.getloadavg()[0]
             columns = parts[name](flags, Path(directory))
         _print(name, columns)
-        _write(name, columns, load)
+        if flags.save:
+            _write(name, columns, load)
     return 0
 
 

@@ -284,3 +284,21 @@ async def test_a_mounted_config_map_changes_by_its_link(tmp_path: Path) -> None:
         os.replace(tmp_path / "..new", tmp_path / "..data")
         await eventually(lambda: len(seen.log) > mark)
         assert seen.since(mark) == [("services", "web", "set")]
+
+
+async def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    """Opening a FIFO lasts until somebody writes to it."""
+    os.mkfifo(tmp_path / "pipe.yaml")
+    (tmp_path / "folder.yaml").mkdir()
+    replace(tmp_path / "a.yaml", service("web"))
+    async with watching(tmp_path) as (source, seen):
+        await eventually(lambda: ("services", "default", "web") in seen.objects)
+        assert source.problems() == []
+
+
+async def test_kinds_that_are_not_used_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    typed = {"apiVersion": "v1", "kind": "Services", "metadata": {"name": "web"}}
+    replace(tmp_path / "a.yaml", typed, typed, service("web"))
+    with caplog.at_level("INFO"):
+        ManifestSource(tmp_path).load()
+    assert f"{tmp_path / 'a.yaml'}: not used: 2 v1 Services" in caplog.text

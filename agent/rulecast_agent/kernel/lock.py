@@ -18,8 +18,8 @@ def acquire(name: bytes = _NAME) -> socket.socket:
     held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         held.bind(name)
-        # Listening makes our process id visible to the one that comes second.
-        held.listen(1)
+        # Listening makes our process id visible to those that come second; nobody accepts them.
+        held.listen(socket.SOMAXCONN)
     except OSError as error:
         held.close()
         if error.errno != errno.EADDRINUSE:

@@ -41,7 +41,9 @@ def main(argv: Sequence[str]) -> int:
     ).parse_args(argv)
     if reason := unavailable():
         raise UsageError(f"demo: {reason}")
-    signal.signal(signal.SIGTERM, _terminated)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _terminated)
+    signal.signal(signal.SIGINT, _interrupted)
     started = time.monotonic()
     out = _Output()
     try:
@@ -57,8 +59,15 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _terminated(_signal: int, _frame: FrameType | None) -> None:
-    raise SystemExit(128 + signal.SIGTERM)
+def _terminated(number: int, _frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_IGN)
+    raise SystemExit(128 + number)
+
+
+def _interrupted(number: int, _frame: FrameType | None) -> None:
+    # Once is enough: what follows is the cleaning up, which a second one must not cut short.
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 class _Output:

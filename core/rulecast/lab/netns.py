@@ -69,6 +69,11 @@ def _end_processes(name: str) -> None:
             os.kill(int(pid), signal.SIGKILL)
 
 
+def owned(prefix: str) -> list[str]:
+    """The namespaces whose names begin so."""
+    return [path.name for path in _RUN.iterdir() if path.name.startswith(prefix)] if _RUN.is_dir() else []
+
+
 def delete(names: Iterable[str]) -> None:
     """Delete namespaces; those that are gone already are ignored. Raises LabError when one cannot be."""
     present = [name for name in names if (_RUN / name).exists()]

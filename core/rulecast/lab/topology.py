@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import IO, Self
 
 from rulecast.lab.echo import EchoServers
-from rulecast.lab.netns import LabError, Namespace, delete, ip_batch, owner_prefix, reclaim
+from rulecast.lab.netns import LabError, Namespace, delete, ip_batch, owned, owner_prefix, reclaim
 from rulecast.model import Family, Protocol
 
 _GATEWAY = {Family.IPV4: "192.0.2.1", Family.IPV6: "2001:db8:2::1"}
@@ -238,7 +238,8 @@ class Lab:
         self.servers.stop()
         for namespace in self._namespaces.values():
             namespace.close()
-        delete([namespace.name for namespace in self._namespaces.values()])
+        # By name: one that an interrupt kept from being registered is ours too.
+        delete(owned(self._prefix))
         self._namespaces.clear()
         # Last, so that a close which was interrupted is done again at exit.
         atexit.unregister(self.close)

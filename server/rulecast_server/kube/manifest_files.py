@@ -1,6 +1,8 @@
 """Manifest files to objects: YAML or JSON, several documents a file, lists of kinds."""
 
+import logging
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +19,8 @@ ObjectKey = tuple[str, str, str]
 """Resource (plural), namespace, name."""
 
 SUFFIXES = (".yaml", ".yml", ".json")
+
+_log = logging.getLogger(__name__)
 
 _BY_KIND = {each.kind.__name__: each for each in RESOURCES}
 _LISTS = {"List": None, **{f"{kind}List": kind for kind in _BY_KIND}}
@@ -58,10 +62,14 @@ def parse_file(path: Path) -> list[FileObject]:
     except UnicodeDecodeError as error:
         raise ManifestError(f"{path}: not UTF-8 text (byte {error.start})") from None
     found: list[FileObject] = []
+    skipped: Counter[str] = Counter()
     for line, document in _documents(text):
         content = _load(path, line, document)
         if content is not None:
-            found.extend(_objects(path, _first_line(line, document), content, None))
+            found.extend(_objects(path, _first_line(line, document), content, None, skipped))
+    if skipped:
+        # A kind that is misspelled would otherwise be missed by nobody.
+        _log.info("%s: not used: %s", path, ", ".join(f"{count} {kind}" for kind, count in skipped.items()))
     return found
 
 
@@ -102,7 +110,9 @@ def _first_line(line: int, document: str) -> int:
     return line + document[: len(document) - len(document.lstrip())].count("\n")
 
 
-def _objects(path: Path, line: int, content: object, kind: str | None) -> Iterator[FileObject]:
+def _objects(
+    path: Path, line: int, content: object, kind: str | None, skipped: Counter[str]
+) -> Iterator[FileObject]:
     if not isinstance(content, dict):
         raise ManifestError(f"{path}:{line}: not an object but a {type(content).__name__}")
     kind = content.get("kind", kind)
@@ -113,11 +123,12 @@ def _objects(path: Path, line: int, content: object, kind: str | None) -> Iterat
         if not isinstance(items, list):
             raise ManifestError(f"{path}:{line}: {kind}: items is no list")
         for item in items:
-            yield from _objects(path, line, item, _LISTS[kind])
+            yield from _objects(path, line, item, _LISTS[kind], skipped)
         return
     resource = _BY_KIND.get(kind)
     # Items of a typed list may leave out both kind and apiVersion.
     if resource is None or content.get("apiVersion", resource.api_version) != resource.api_version:
+        skipped[f"{content.get('apiVersion')} {kind}"] += 1
         return
     item = _convert(path, line, content, resource)
     if selected(item):

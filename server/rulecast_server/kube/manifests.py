@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from stat import S_ISREG
 
 import msgspec
 
@@ -154,6 +155,9 @@ class ManifestSource:
                     # Through links: a mounted ConfigMap is made of them. A dangling one is no file.
                     stat = entry.stat()
                 except OSError:
+                    continue
+                # Opening a FIFO would wait for its writer for ever.
+                if not S_ISREG(stat.st_mode):
                     continue
                 found[entry.name] = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
         return found
