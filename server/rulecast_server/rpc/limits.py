@@ -30,11 +30,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """A stream whose peer takes nothing for so long is cut, and its connection with it."""
     ping_strikes: int = 2
     """Probes that come too early before the connection is told ENHANCE_YOUR_CALM and ended."""
-    requests_rate: float = 100.0
-    requests_burst: float = 500.0
-    """Beyond this a stream's requests are read no faster than the rate."""
-    resyncs_rate: float = 1.0
-    resyncs_burst: float = 20.0
+    requests_rate: float = 250.0
+    requests_burst: float = 1000.0
+    """Beyond this a stream's requests are read no faster than the rate. Twice what an agent could ack whose
+    every write to the kernel took 8 ms."""
+    resyncs_rate: float = 5.0
+    resyncs_burst: float = 50.0
     flood: float = 30.0
     """A stream that is held back for so long without a pause is ended."""
     inspections: int = 64
