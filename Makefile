@@ -4,12 +4,13 @@ PY := .venv/bin/python
 PROTO := protos/rulecast/v1/rules.proto
 GENERATED := core/rulecast/v1/rules_pb2.py core/rulecast/v1/rules_pb2.pyi core/rulecast/v1/rules_pb2_grpc.py
 
-.PHONY: help setup demo test check unit netns lint types layers gen gen-check bench clean
+.PHONY: help setup demo test check unit netns lint types layers gen gen-check bench conformance clean
 
 help:
 	@echo "make demo   a small cluster in network namespaces with real traffic (root)"
 	@echo "make test   lint, types, layers, generated code, and every test"
 	@echo "make bench  the budgets, measured (root)"
+	@echo "make conformance  random scenarios, judged by the real kube-proxy (root, Go; SEED=N replays one)"
 	@echo "make gen    regenerate the protobuf code"
 
 setup:
@@ -51,5 +52,11 @@ netns: setup
 bench: setup
 	$(PY) -m bench --save
 
+# The real kube-proxy is built once, into build/. MODE, COUNT, and ARGS for what else the command takes.
+conformance: setup
+	@binary=$$(tests/conformance/build-kube-proxy build) && \
+	$(PY) -m tests.conformance --kube-proxy "$$binary" --mode $(or $(MODE),nftables) \
+		$(if $(SEED),--seed $(SEED) --count $(or $(COUNT),1),--count $(or $(COUNT),300)) $(ARGS)
+
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf build .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

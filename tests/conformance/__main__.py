@@ -8,6 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 from rulecast.lab import unavailable
 from tests.conformance.generate import SERVICES, STEPS
@@ -25,12 +26,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if reason := unavailable():
         print(f"conformance: {reason}", file=sys.stderr)
         return 2
-    setup = Setup(flags.kube_proxy, flags.mode, flags.services, flags.steps)
-    seeds = range(flags.seed, flags.seed + flags.count)
+    setup = Setup(flags.kube_proxy, flags.mode, flags.services, flags.steps, flags.evidence)
+    seeds = [first + index for first in flags.seed for index in range(flags.count)]
     started = time.monotonic()
     counts: Counter[str] = Counter()
     failed = []
-    for report in reports(setup, seeds, min(flags.lanes, flags.count)):
+    for report in reports(setup, seeds, min(flags.lanes, len(seeds))):
         counts += report.counts
         if report.lines:
             failed.append(report.seed)
@@ -49,12 +50,17 @@ def _flags(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.conformance")
     parser.add_argument("--kube-proxy", required=True, metavar="BINARY")
     parser.add_argument("--mode", choices=list(MODES), default="nftables")
-    parser.add_argument("--seed", type=int, default=1, help="the first one")
-    parser.add_argument("--count", type=int, default=300, help="scenarios")
+    parser.add_argument("--seed", type=_numbers, default=[1], metavar="N[,N...]", help="the first one")
+    parser.add_argument("--count", type=int, default=300, help="scenarios from each seed on")
     parser.add_argument("--services", type=int, default=SERVICES, help="in a scenario, at most")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--lanes", type=int, default=_LANES, help="scenarios at a time")
+    parser.add_argument("--evidence", type=Path, default=Path("build/conformance"), metavar="DIR")
     return parser.parse_args(argv)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(each) for each in text.split(",")]
 
 
 if __name__ == "__main__":

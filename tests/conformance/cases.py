@@ -8,7 +8,7 @@ from rulecast.model import Family, Protocol
 from tests.conformance.generate import State
 from tests.conformance.places import BLOCKED, FAMILIES, NODES, SECOND
 from tests.conformance.wanted import Wanted
-from tests.netns.objects import CLUSTER_IP, VIP, frontend
+from tests.netns.objects import CLUSTER_IP, EXTERNAL_IP, VIP, frontend
 
 PER_STEP = 90
 """Questions, at most."""
@@ -58,24 +58,35 @@ def cases(seed: int, states: Sequence[State]) -> list[Case]:
     chosen: dict[Case, None] = {}
     for number in sorted(now.keys() | before.keys()):
         known = [each for each in (now.get(number), before.get(number)) if each is not None]
-        targets = sorted({target for each in known for target in _targets(each)})
+        served = sorted({target for each in known for target in _served(each)})
+        others = sorted({target for each in known for target in _others(each)} - set(served))
         same = now.get(number) == before.get(number)
-        for address, port, protocol in draw.sample(targets, min(len(targets), 2 if same else 7)):
+        targets = draw.choices(served, k=2 if same else 7) if served else []
+        targets += draw.choices(others, k=1 if same else 2)
+        for address, port, protocol in targets:
             chosen[Case(number, draw.choice(_CLIENTS), address, port, Protocol(protocol))] = None
     return draw.sample(list(chosen), min(len(chosen), PER_STEP))
 
 
-def _targets(service: Wanted) -> Iterable[tuple[str, int, str]]:
-    """Where a service may be asked, and some places where it may not."""
-    for family in FAMILIES:
-        addresses = service.addresses(family)
-        for address in [*addresses.values(), frontend(CLUSTER_IP, service.number, family)]:
+def _served(service: Wanted) -> Iterable[tuple[str, int, str]]:
+    """Where a service answers, if it has endpoints."""
+    for family in service.families:
+        for address in service.addresses(family).values():
             yield from ((address, port.port, port.protocol) for port in service.ports)
-        if service.type == "LoadBalancer":
-            yield from ((frontend(VIP, service.number, family), p.port, p.protocol) for p in service.ports)
-        if CLUSTER_IP in addresses:
-            yield addresses[CLUSTER_IP], 9, "TCP"
+        if service.type in ("NodePort", "LoadBalancer"):
+            for port in service.ports:
+                for place in NODES.values():
+                    if port.node_port:
+                        yield place.addresses[family], port.node_port, port.protocol
+
+
+def _others(service: Wanted) -> Iterable[tuple[str, int, str]]:
+    """Where it might."""
+    for family in FAMILIES:
+        yield frontend(CLUSTER_IP, service.number, family), 9, "TCP"
+        for kind in (CLUSTER_IP, VIP, EXTERNAL_IP):
+            address = frontend(kind, service.number, family)
+            yield from ((address, port.port, port.protocol) for port in service.ports)
         for port in service.ports:
-            if port.node_port:
-                for place in (*NODES.values(), SECOND["n1"]):
-                    yield place.addresses[family], port.node_port, port.protocol
+            for place in (*NODES.values(), SECOND["n1"]):
+                yield place.addresses[family], port.node_port or 30999, port.protocol

@@ -1,9 +1,11 @@
 """Ask both sides the same, as often as it takes to be sure."""
 
 import itertools
+import shutil
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from rulecast.lab import Answer, Probe, Verdict, run_probes
 from rulecast.model import Protocol
@@ -66,6 +68,18 @@ class Judge:
                 side.check()
             missing = [f"{side.name} by {client} at {address}" for side, client, address in todo]
             assert time.monotonic() < end, f"not settled in {SETTLING:g} s: {missing}"
+
+    def save(self, directory: Path) -> Path:
+        """Write every node's ruleset, and every log so far, into a directory."""
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        for side in self._twins.sides:
+            for node in side.lab.nodes.values():
+                listed = node.namespace.run("nft", "list", "ruleset")
+                (directory / f"{side.name}-{node.name}.nft").write_text(listed)
+            for log in side.directory.glob(f"{side.name}-*.log"):
+                shutil.copy(log, directory)
+        return directory
 
     def differences(
         self, cases: Sequence[Case], services: Mapping[int, Wanted], counts: Counter[str]

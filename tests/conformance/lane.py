@@ -25,6 +25,8 @@ class Setup(NamedTuple):
     mode: str
     services: int
     steps: int
+    evidence: Path
+    """Where the rulesets of both sides go when they differ."""
 
 
 @dataclass
@@ -43,10 +45,11 @@ def play_all(setup: Setup, seeds: Iterator[int]) -> Iterator[Report]:
             judge = Judge(made)
             made.put(scenario(seed).empty())
             made.start(setup.mode, setup.binary)
+            before = None
             while True:
                 report = Report(seed)
                 try:
-                    _play(judge, setup, report)
+                    _play(judge, setup, report, before)
                 except Exception:
                     report.lines.append(traceback.format_exc())
                     yield report
@@ -55,22 +58,26 @@ def play_all(setup: Setup, seeds: Iterator[int]) -> Iterator[Report]:
                 following = next(seeds, None)
                 if following is None:
                     return
-                seed = following
+                before, seed = seed, following
 
 
-def _play(judge: Judge, setup: Setup, report: Report) -> None:
+def _play(judge: Judge, setup: Setup, report: Report, before: int | None) -> None:
     whole = scenario(report.seed, services=setup.services, steps=setup.steps)
     step, found = _first_difference(judge, whole, report.counts)
     report.counts["scenarios"] += 1
     if not found:
         return
+    saved = judge.save(setup.evidence / f"{setup.mode}-seed-{report.seed}")
     # Most often the services in question are enough, and easier to read.
     few = whole.only(*(each.case.service for each in found))
     again, still = _first_difference(judge, few, Counter())
     if still:
         report.lines += [f"step {again}, with these services alone:", *explained(few, again, still)]
     else:
-        report.lines += [f"step {step}, but not with these services alone:", *explained(whole, step, found)]
+        after = "" if before is None else f" (played after seed {before})"
+        report.lines += [f"step {step}{after}, but not with these services alone:"]
+        report.lines += explained(whole, step, found)
+    report.lines.append(f"rulesets: {saved}")
 
 
 def _first_difference(judge: Judge, played: Scenario, counts: Counter[str]) -> tuple[int, list[Difference]]:

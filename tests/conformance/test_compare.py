@@ -1,0 +1,86 @@
+"""What counts as a difference, and which are known."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from rulecast.lab import Answer, Reached, Verdict
+from rulecast.model import Family, Protocol
+from tests.conformance.cases import Case
+from tests.conformance.compare import Difference, Seen, agree, seen
+from tests.conformance.known import KNOWN, known
+from tests.conformance.wanted import Endpoint, Port, Slice, Wanted
+
+SERVICE = Wanted(1, "LoadBalancer", (Family.IPV4,), (Port("", 80, "TCP", 8080, 0),), ingress=(("", "VIP"),))
+DROPPED = Answer(Verdict.DROPPED, None)
+
+
+def reached(backend: str, source: str = "192.0.2.11") -> Answer:
+    return Answer(Verdict.REACHED, Reached(backend, source, 40000, 8080))
+
+
+def difference(address: str, ours: Seen, theirs: Seen) -> Difference:
+    return Difference(Case(1, "outside", address, 80, Protocol.TCP), ours, theirs)
+
+
+A, B = reached("A"), reached("B")
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ([A], [B]),
+        ([A], [A, B]),
+        ([A], [DROPPED]),
+        ([A], [A, DROPPED]),
+        ([A], [reached("A", "10.244.1.100")]),
+        ([DROPPED], [Answer(Verdict.REFUSED, None)]),
+    ],
+)
+def test_other_backends_sources_and_verdicts_are_differences(
+    ours: list[Answer], theirs: list[Answer]
+) -> None:
+    assert not agree(SERVICE, seen(ours), seen(theirs))
+    assert not agree(None, seen(ours), seen(theirs))
+
+
+def test_how_often_who_answers_is_none() -> None:
+    assert agree(SERVICE, seen([A, A, B]), seen([B, A]))
+
+
+def test_with_affinity_each_side_stays_at_a_backend_of_its_own() -> None:
+    sticky = dataclasses.replace(SERVICE, affinity=60)
+    assert agree(sticky, seen([A, A]), seen([B]))
+    assert not agree(sticky, seen([A]), seen([A, B]))
+    assert not agree(sticky, seen([A]), seen([DROPPED]))
+
+
+@pytest.mark.parametrize("each", KNOWN.values(), ids=KNOWN.keys())
+def test_each_known_difference_stands_in_the_document(each: object) -> None:
+    rows = (Path(__file__).parents[2] / "docs" / "differences.md").read_text().splitlines()
+    assert any(row.startswith(f"| {each.row}") for row in rows)  # type: ignore[attr-defined]
+
+
+def test_a_vip_closed_by_ranges_of_the_other_family_is_known_and_nothing_else_of_it() -> None:
+    service = dataclasses.replace(SERVICE, ranges=("2001:db8::/32",))
+    vip, dropped, answered = "203.0.113.1", seen([DROPPED]), seen([A])
+    assert known(difference(vip, dropped, answered), service) == "ranges of the other family"
+    assert known(difference(vip, answered, dropped), service) is None
+    assert known(difference("10.96.0.1", dropped, answered), service) is None
+    both = dataclasses.replace(service, ranges=("2001:db8::/32", "198.51.100.0/24"))
+    assert known(difference(vip, dropped, answered), both) is None
+    assert known(difference(vip, dropped, answered), SERVICE) is None
+
+
+@pytest.mark.parametrize(("second", "is_known"), [("ready", False), ("unready", True)])
+def test_an_endpoint_of_two_slices_is_known_when_they_say_different_things(
+    second: str, is_known: bool
+) -> None:
+    slices = tuple(
+        Slice(index, Family.IPV4, (Endpoint("A", state),), (("", 8080, "TCP"),))
+        for index, state in enumerate(("ready", second))
+    )
+    service = dataclasses.replace(SERVICE, slices=slices)
+    found = known(difference("10.96.0.1", seen([A]), seen([DROPPED])), service)
+    assert (found == "endpoint said twice") is is_known

@@ -1,0 +1,107 @@
+"""The generator of scenarios: the same for the same seed, and what an apiserver would accept."""
+
+import itertools
+from collections import Counter
+
+import pytest
+
+from tests.conformance.cases import PER_STEP, cases
+from tests.conformance.generate import STEPS, scenario
+from tests.netns.objects import Object
+
+SEEDS = range(60)
+
+
+def _objects(seed: int) -> list[list[Object]]:
+    return [state.objects() for state in scenario(seed).states]
+
+
+def _services(seed: int) -> list[Object]:
+    return [each for objects in _objects(seed) for each in objects if each["kind"] == "Service"]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_seed_always_makes_the_same_scenario_and_the_same_questions(seed: int) -> None:
+    assert scenario(seed) == scenario(seed)
+    assert cases(seed, scenario(seed).states) == cases(seed, scenario(seed).states)
+
+
+def test_seeds_make_different_scenarios() -> None:
+    assert len({repr(scenario(seed)) for seed in SEEDS}) == len(SEEDS)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_each_step_differs_from_the_one_before(seed: int) -> None:
+    states = scenario(seed).states
+    assert len(states) == STEPS
+    assert all(before != after for before, after in itertools.pairwise(states))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_names_and_node_ports_are_unique(seed: int) -> None:
+    for objects in _objects(seed):
+        names = Counter((each["kind"], each["metadata"]["name"]) for each in objects)
+        node_ports = Counter(
+            (port["nodePort"], port["protocol"])
+            for each in objects
+            if each["kind"] == "Service"
+            for port in each["spec"]["ports"]
+            if "nodePort" in port
+        )
+        assert set((names | node_ports).values()) <= {1}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_address_type_of_a_slice_never_changes(seed: int) -> None:
+    types: dict[str, set[str]] = {}
+    for objects in _objects(seed):
+        for each in objects:
+            if each["kind"] == "EndpointSlice":
+                types.setdefault(each["metadata"]["name"], set()).add(each["addressType"])
+    assert all(len(each) == 1 for each in types.values())
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_fields_stand_only_where_the_api_allows_them(seed: int) -> None:
+    for service in _services(seed):
+        spec = service["spec"]
+        outside = spec["type"] in ("NodePort", "LoadBalancer") or "externalIPs" in spec
+        assert ("externalTrafficPolicy" in spec) <= outside
+        assert ("loadBalancerSourceRanges" in spec) <= (spec["type"] == "LoadBalancer")
+        local = spec["type"] == "LoadBalancer" and spec["externalTrafficPolicy"] == "Local"
+        assert ("healthCheckNodePort" in spec) == local
+        names = [port["name"] for port in spec["ports"]]
+        assert len(set(names)) == len(names)
+        assert len({(port["port"], port["protocol"]) for port in spec["ports"]}) == len(names)
+
+
+def test_every_kind_of_service_and_condition_comes() -> None:
+    services = [each for seed in SEEDS for each in _services(seed)]
+    types = {each["spec"]["type"] for each in services}
+    assert types == {"ClusterIP", "NodePort", "LoadBalancer", "ExternalName"}
+    for field in ("externalIPs", "loadBalancerSourceRanges", "sessionAffinity"):
+        assert any(field in each["spec"] for each in services)
+    for policy in ("internalTrafficPolicy", "externalTrafficPolicy"):
+        assert {each["spec"].get(policy) for each in services} >= {"Cluster", "Local"}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_questions_are_bounded_and_none_comes_twice(seed: int) -> None:
+    asked = cases(seed, scenario(seed).states)
+    assert 0 < len(asked) <= PER_STEP
+    assert len(set(asked)) == len(asked)
+
+
+def test_what_is_gone_is_asked_for_in_the_next_step() -> None:
+    def gone(seed: int) -> set[int]:
+        first, second = scenario(seed).states[:2]
+        return {each.number for each in first.services} - {each.number for each in second.services}
+
+    seed = next(seed for seed in SEEDS if gone(seed))
+    assert gone(seed) & {each.service for each in cases(seed, scenario(seed).states[:2])}
+
+
+def test_a_scenario_can_be_reduced_to_some_services() -> None:
+    whole = scenario(1)
+    number = whole.states[0].services[0].number
+    assert all({each.number for each in state.services} <= {number} for state in whole.only(number).states)
