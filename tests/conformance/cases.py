@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from rulecast.model import Family, Protocol
 from tests.conformance.generate import State
-from tests.conformance.places import BLOCKED, FAMILIES, NODES, SECOND
+from tests.conformance.places import BLOCKED, FAMILIES, NODES, PODS, SECOND
 from tests.conformance.wanted import Wanted
 from tests.netns.objects import CLUSTER_IP, EXTERNAL_IP, VIP, frontend
 
@@ -16,6 +16,7 @@ _CLIENTS = (
     *("cli1", "cli2", "n1", "n2", "n1 second", "n2 second"),
     *("outside", "outside", "outside2", "blocked", "A", "A2", "B", "C"),
 )
+_POD_NODES = {name: place.node for name, place in PODS.items()} | {"cli1": "n1", "cli2": "n2"}
 
 
 class Case(NamedTuple):
@@ -64,8 +65,20 @@ def cases(seed: int, states: Sequence[State]) -> list[Case]:
         targets = draw.choices(served, k=2 if same else 7) if served else []
         targets += draw.choices(others, k=1 if same else 2)
         for address, port, protocol in targets:
-            chosen[Case(number, draw.choice(_CLIENTS), address, port, Protocol(protocol))] = None
+            case = Case(number, draw.choice(_CLIENTS), address, port, Protocol(protocol))
+            if not (any(each.affinity for each in known) and _answered_around(case)):
+                chosen[case] = None
     return draw.sample(list(chosen), min(len(chosen), PER_STEP))
+
+
+def _answered_around(case: Case) -> bool:
+    """Whether a pod asks another node, which may send it to a neighbor of the pod.
+
+    The neighbor's answer does not come by that node and is lost. Who is chosen decides; with affinity each
+    side chooses once.
+    """
+    asked = next((name for name, place in NODES.items() if case.address in place.addresses.values()), None)
+    return case.client in _POD_NODES and asked not in (None, _POD_NODES[case.client])
 
 
 def _served(service: Wanted) -> Iterable[tuple[str, int, str]]:

@@ -14,8 +14,9 @@ from tests.conformance.explain import explained
 from tests.conformance.generate import Scenario, scenario
 from tests.conformance.judge import Judge
 from tests.conformance.known import known
+from tests.conformance.places import NODES
 from tests.conformance.twins import twins
-from tests.conformance.wanted import Wanted
+from tests.conformance.wanted import Wanted, node_object
 
 
 class Setup(NamedTuple):
@@ -43,7 +44,9 @@ def play_all(setup: Setup, seeds: Iterator[int]) -> Iterator[Report]:
     for seed in seeds:
         with tempfile.TemporaryDirectory() as name, twins(Path(name)) as made:
             judge = Judge(made)
-            made.put(scenario(seed).empty())
+            # kube-proxy 1.37 may miss the zone that its node has at the start: its node informer runs before
+            # the proxier's handler is registered. What changes later always arrives.
+            made.put([node_object(name, "") for name in NODES])
             made.start(setup.mode, setup.binary)
             before = None
             while True:
