@@ -136,12 +136,14 @@ def _tls(settings: ServerSettings) -> TlsFiles | None:
 
 
 def _rpc_settings(settings: ServerSettings) -> RpcSettings:
-    access = settings.access
+    access, limits = settings.access, Limits()
     return RpcSettings(
         listen=settings.listen,
         tls=_tls(settings),
         max_connection_age=access.max_connection_age,
         limits=Limits(
+            # Plain text is for machines on which one address plays many agents.
+            greetings_per_host=limits.greetings if settings.insecure else limits.greetings_per_host,
             streams_per_node=access.streams_per_node,
             streams_per_connection=access.streams_per_connection,
             unread=access.unread,

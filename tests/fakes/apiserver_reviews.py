@@ -1,5 +1,6 @@
 """TokenReview and SubjectAccessReview at the apiserver stand-in, in the words of kube-apiserver 1.37."""
 
+import asyncio
 import base64
 import json
 import time
@@ -24,6 +25,8 @@ class ReviewingApiServer(FakeApiServer):
         super().__init__(**options)
         self.out_of_order = False
         """Reviews are answered with 500."""
+        self.hold: asyncio.Event | None = None
+        """Reviews wait for it to be set."""
         self.knows_audiences = True
         """False: an authenticator that ignores audiences, and answers without any."""
         self.allowed: set[tuple[str, str]] = set()
@@ -75,6 +78,8 @@ class ReviewingApiServer(FakeApiServer):
             return await super()._route(request)
         if self.token is not None and request.headers.get("Authorization") != f"Bearer {self.token}":
             raise Refusal(401, "Unauthorized", "Unauthorized")
+        if self.hold is not None:
+            await self.hold.wait()
         if self.out_of_order:
             raise Refusal(500, "InternalError", "Internal error occurred: etcd is not reachable")
         review = await request.json()

@@ -1,5 +1,7 @@
 """Agents that are who their bound ServiceAccount token says, as an apiserver confirms it."""
 
+import asyncio
+import gc
 import logging
 
 import grpc
@@ -174,6 +176,32 @@ async def test_bad_tokens_of_one_address_stop_reaching_the_apiserver(start_fleet
     assert len(fleet.api.reviewed) < 40
     # An agent that was let in before is not shut out by a neighbor on its address.
     assert (await watch(fleet, good))[0] is Code.OK
+
+
+async def test_a_review_that_fails_when_nobody_waits_any_more_is_no_bug(start_fleet: StartFleet) -> None:
+    """To the server, an error that nobody takes is one that ends it."""
+    told: list[object] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _loop, context: told.append(context))
+    try:
+        fleet = await start_fleet()
+        fleet.api.hold = asyncio.Event()
+        fleet.api.out_of_order = True
+        async with fleet.dial() as channel:
+            call = rules_pb2_grpc.RulesStub(channel).Watch(metadata=(("authorization", "Bearer leaves"),))
+            await call.write(hello())
+            await eventually(lambda: fleet.identities.waiting == 1)
+            call.cancel()
+            await eventually(lambda: not fleet.server.rpc.greeting)
+            assert fleet.identities.waiting == 1
+            fleet.api.hold.set()
+            await eventually(lambda: not fleet.identities.waiting)
+        gc.collect()
+        await asyncio.sleep(0)
+        assert fleet.identities.counters["failed"] == 1
+        assert told == []
+    finally:
+        loop.set_exception_handler(None)
 
 
 async def test_acknowledgments_are_for_the_own_node_only(start_fleet: StartFleet) -> None:

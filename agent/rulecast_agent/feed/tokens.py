@@ -4,9 +4,12 @@ kubelet replaces a projected token when 80 % of its life is over, by renaming a 
 """
 
 import asyncio
+import logging
 from pathlib import Path
 
 from rulecast.errors import UsageError
+
+_log = logging.getLogger(__name__)
 
 _MAX_BYTES = 16 << 10
 """Servers take no more metadata."""
@@ -30,9 +33,11 @@ class TokenFile:
             self._token = await asyncio.to_thread(self._read)
             self.problem = ""
         except UsageError as error:
-            self.problem = str(error)
             if not self._token:
                 raise
+            if not self.problem:
+                _log.warning("%s; going on with the token that was there", error)
+            self.problem = str(error)
         return self._token
 
     def check(self) -> None:

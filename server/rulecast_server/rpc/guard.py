@@ -1,4 +1,4 @@
-"""Every method but an agent's stream and health needs the right to inspect.
+"""Every method but an agent's stream and the health check needs the right to inspect.
 
 An interceptor, so that a method which is added later is closed until somebody opens it; channelz tells
 addresses of all peers, and reflection costs work for whoever asks.
@@ -17,7 +17,7 @@ from rulecast_server.rpc.counters import RefusalLog
 from rulecast_server.rpc.limits import Limits
 from rulecast_server.rpc.peers import AnyContext, peer_of
 
-_OPEN = ("/rulecast.v1.Rules/Watch", "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch")
+_OPEN = ("/rulecast.v1.Rules/Watch", "/grpc.health.v1.Health/Check")
 
 if TYPE_CHECKING:
     # Generic in the stubs only.

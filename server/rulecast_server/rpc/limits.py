@@ -18,11 +18,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     streams_per_node: int = 8
     streams: int = 20_000
     """Watch streams in all."""
-    greetings: int = 4_096
+    greetings: int = 10_000
     """Watch streams whose hello or identity is not established yet, in all."""
     greetings_per_host: int = 1_024
-    handshake: float = 10.0
-    """TCP accepted to HTTP/2 settings."""
+    handshake: float = 30.0
+    """TCP accepted to HTTP/2 settings. Thousands at once take one core some ten seconds."""
     hello: float = 10.0
     idle_connection: float = 300.0
     """A connection without a stream is ended after this."""

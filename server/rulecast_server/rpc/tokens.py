@@ -92,6 +92,11 @@ class TokenIdentities:
         """Why reviews fail now; empty when they do not."""
         return self._down
 
+    @property
+    def waiting(self) -> int:
+        """Tokens whose review is on its way or waits for its turn."""
+        return len(self._asking)
+
     async def identify(self, token: str, host: str) -> Identity:
         """Who holds the token, which came from `host`. Raises Refused."""
         now = self._clock()
@@ -136,11 +141,17 @@ class TokenIdentities:
         asking = self._asking.get(key)
         if asking is None:
             if len(self._asking) >= _MAX_WAITING:
-                raise ReviewError("too many tokens wait for a review")
+                raise Refused(Denial.UNAVAILABLE, "too many tokens wait for a review")
             asking = self._asking[key] = asyncio.create_task(self._review(token), name="token review")
-            asking.add_done_callback(lambda _task: self._asking.pop(key, None))
+            asking.add_done_callback(lambda task: self._answered(key, task))
         # Who leaves does not take the answer from those who wait for the same.
         return await asyncio.shield(asking)
+
+    def _answered(self, key: bytes, task: asyncio.Task[User | None]) -> None:
+        del self._asking[key]
+        # Taken here as well: all who waited may have left, and nobody's error is a bug to asyncio.
+        if not task.cancelled():
+            task.exception()
 
     async def _review(self, token: str) -> User | None:
         async with self._turns:
