@@ -2,18 +2,15 @@
 
 import asyncio
 import contextlib
-import logging
 from collections import Counter
 from collections.abc import Iterator
 
 import grpc
 
 from rulecast_server.rpc.connections import end_connection, peer_host
-from rulecast_server.rpc.counters import RpcCounters
+from rulecast_server.rpc.counters import RpcCounters, SparseLog
 from rulecast_server.rpc.limits import Limits
 from rulecast_server.rpc.reading import End
-
-_log = logging.getLogger(__name__)
 
 
 class Call:
@@ -44,6 +41,7 @@ class Calls:
         self._greeting = 0
         self._by_host: Counter[str] = Counter()
         self._by_node: Counter[str] = Counter()
+        self._log = SparseLog()
         self._sweeper: asyncio.Task[None] | None = None
 
     @property
@@ -127,7 +125,7 @@ class Calls:
         self._counters.unread_cuts += 1
         how = "its connection is ended" if ended else "its connection was not found"
         unread = self._limits.unread
-        _log.warning("%s, %s, took nothing for %g s: %s", call.peer, call.name, unread, how)
+        self._log.warning("%s, %s, took nothing for %g s: %s", call.peer, call.name, unread, how)
 
     def _greeted(self, call: Call) -> None:
         self._greeting -= 1

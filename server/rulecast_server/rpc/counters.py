@@ -26,23 +26,34 @@ class RpcCounters(msgspec.Struct, kw_only=True):
     """Requests that were read later because too many came."""
 
 
-class RefusalLog:
-    """A line for each refusal, as long as they are few: strangers must not be able to fill a disk."""
+class SparseLog:
+    """Warnings about peers, as long as they are few: strangers must not be able to fill a disk."""
 
-    def __init__(self, counters: RpcCounters, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._counters = counters
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._bucket = Bucket(burst=20, rate=1.0, now=clock())
         self._silent = 0
 
-    def refused(self, code: grpc.StatusCode, peer: str, what: str, why: str) -> None:
-        """Count and tell that `peer` was refused `what`."""
-        self._counters.refused[code.name.lower()] += 1
+    def warning(self, text: str, *values: object) -> None:
+        """As of a logger."""
         now = self._clock()
         if self._bucket.level(now) < 1.0:
             self._silent += 1
             return
         self._bucket.take(now)
-        more = f" (and {self._silent} refusals before it that were not logged)" if self._silent else ""
+        more = f" (and {self._silent} such lines before it were left out)" if self._silent else ""
         self._silent = 0
-        _log.warning("%s was refused %s: %s%s", peer, what, why, more)
+        _log.warning(text + "%s", *values, more)
+
+
+class RefusalLog:
+    """Counts refusals, and tells them."""
+
+    def __init__(self, counters: RpcCounters) -> None:
+        self._counters = counters
+        self._log = SparseLog()
+
+    def refused(self, code: grpc.StatusCode, peer: str, what: str, why: str) -> None:
+        """`peer` was refused `what`."""
+        self._counters.refused[code.name.lower()] += 1
+        self._log.warning("%s was refused %s: %s", peer, what, why)
