@@ -144,6 +144,7 @@ def _rpc_settings(settings: ServerSettings) -> RpcSettings:
         limits=Limits(
             # Plain text is for machines on which one address plays many agents.
             greetings_per_host=limits.greetings if settings.insecure else limits.greetings_per_host,
+            strangers_per_host=limits.streams if settings.insecure else limits.strangers_per_host,
             streams_per_node=access.streams_per_node,
             streams_per_connection=access.streams_per_connection,
             unread=access.unread,

@@ -179,6 +179,28 @@ async def test_too_much_metadata_is_refused(start_server) -> None:
 
 
 @pytest.mark.asyncio
+async def test_an_address_has_so_many_connections_without_an_agent(
+    start_server, start_agent, connect, caplog
+) -> None:
+    # `unread` also says how often the server looks.
+    server = await start_server(contents=CONTENTS, limits=Limits(strangers_per_host=10, unread=0.4))
+    agents = [start_agent(server.address, node=f"n{number}") for number in range(20)]
+    await eventually(lambda: all(agent.feed.status.connected for agent in agents))
+    strangers = [await connect(server) for _ in range(60)]
+    for peer in strangers:
+        peer.send(peers.PREFACE + peers.settings())
+    ends = [asyncio.create_task(peer.ended()) for peer in strangers]
+    await eventually(lambda: sum(end.done() for end in ends) == 50)
+    await eventually(lambda: server.rpc.counters.excess_cuts == 50)
+    assert "had more than 10 connections without an agent that was let in" in caplog.text
+    server.set(0, "10.0.0.1:80")
+    await eventually(lambda: all(agent.holds(server) for agent in agents))
+    assert {agent.counters["connects"] for agent in agents} == {1}
+    for end in ends:
+        end.cancel()
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize("window", [0, 100])
 async def test_a_peer_that_never_reads_is_cut_after_a_while(
     start_server, connect, caplog, window: int

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import grpc
 
-from rulecast_server.rpc.connections import end_connection, peer_host
+from rulecast_server.rpc.connections import end_connection, end_excess, open_files, parse_peer, peer_host
 from rulecast_server.rpc.counters import RpcCounters, SparseLog
 from rulecast_server.rpc.limits import Limits
 from rulecast_server.rpc.reading import End
@@ -92,10 +92,10 @@ class Calls:
         finally:
             del self._inspections[call]
 
-    def start(self) -> None:
-        """Begin to look for peers that do not read."""
+    def start(self, port: int) -> None:
+        """Begin to look for peers that do not read, and for too many connections to this port."""
         if self._sweeper is None:
-            self._sweeper = asyncio.create_task(self._sweep(), name="unread streams")
+            self._sweeper = asyncio.create_task(self._sweep(port), name="sweep of streams")
 
     async def stop(self) -> None:
         """Look no longer."""
@@ -104,7 +104,7 @@ class Calls:
             await asyncio.wait((self._sweeper,))
             self._sweeper = None
 
-    async def _sweep(self) -> None:
+    async def _sweep(self, port: int) -> None:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(min(5.0, self._limits.unread / 4))
@@ -116,6 +116,19 @@ class Calls:
             ]
             for call in stuck:
                 self._cut(call)
+            await self._end_excess(port)
+
+    async def _end_excess(self, port: int) -> None:
+        known = {parse_peer(call.peer) for call in self._calls if call.node is not None}
+        allowed = self._limits.strangers_per_host
+        if open_files() - len(known) <= allowed:
+            return
+        peers = {peer for peer in known if peer is not None}
+        ended = await asyncio.to_thread(end_excess, peers, local_port=port, allowed=allowed)
+        for host, count in ended.items():
+            self._counters.excess_cuts += count
+            text = "%s had more than %d connections without an agent that was let in: %d are ended"
+            self._log.warning(text, host, allowed, count)
 
     def _cut(self, call: Call) -> None:
         ended = end_connection(call.peer)

@@ -20,6 +20,8 @@ class RpcCounters(msgspec.Struct, kw_only=True):
     """Calls that were not let in or were ended for what they did, by status code."""
     unread_cuts: int = 0
     """Connections ended because a stream's peer took nothing."""
+    excess_cuts: int = 0
+    """Connections ended because their address had too many on which nobody was let in."""
     revoked: int = 0
     """Streams that were ended because their identity no longer held."""
     throttled: int = 0

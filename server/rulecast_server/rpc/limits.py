@@ -21,6 +21,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     greetings: int = 10_000
     """Watch streams whose hello or identity is not established yet, in all."""
     greetings_per_host: int = 1_024
+    strangers_per_host: int = 256
+    """Connections of one address on which no agent has been let in."""
     handshake: float = 30.0
     """TCP accepted to HTTP/2 settings. Thousands at once take one core some ten seconds."""
     hello: float = 10.0

@@ -28,6 +28,7 @@ class RpcCollector(Collector):
         yield _labeled("rpc_refused", "Calls refused or ended, by status.", "code", counters.refused)
         for name, text, value in (
             ("rpc_unread_cuts", "Connections ended because their peer took nothing.", counters.unread_cuts),
+            ("rpc_excess_cuts", "Connections ended: too many of one address.", counters.excess_cuts),
             ("rpc_revoked", "Streams whose identity no longer held.", counters.revoked),
             ("rpc_throttled", "Requests read later because too many came.", counters.throttled),
         ):

@@ -98,7 +98,7 @@ class RpcServer:
         except RuntimeError:
             raise UsageError(f"--listen {address}: in use, or not an address of this host") from None
         await self._server.start()
-        self._calls.start()
+        self._calls.start(self.port)
 
     async def set_serving(self, *, serving: bool) -> None:
         """Tell health checkers whether agents should be sent here."""
