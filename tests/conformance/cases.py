@@ -72,13 +72,13 @@ def cases(seed: int, states: Sequence[State]) -> list[Case]:
 
 
 def _answered_around(case: Case) -> bool:
-    """Whether a pod asks another node, which may send it to a neighbor of the pod.
+    """Whether an answer may get lost by who is chosen; with affinity each side chooses once.
 
-    The neighbor's answer does not come by that node and is lost. Who is chosen decides; with affinity each
-    side chooses once.
+    A pod that asks another node may be sent to a neighbor, whose answer does not come by that node; one that
+    is a backend may be sent to itself.
     """
     asked = next((name for name, place in NODES.items() if case.address in place.addresses.values()), None)
-    return case.client in _POD_NODES and asked not in (None, _POD_NODES[case.client])
+    return case.client in PODS or (case.client in _POD_NODES and asked not in (None, _POD_NODES[case.client]))
 
 
 def _served(service: Wanted) -> Iterable[tuple[str, int, str]]:

@@ -33,7 +33,7 @@ class Judge:
     """Brings both sides to a state, and compares them."""
 
     def __init__(self, twins: Twins) -> None:
-        self._twins = twins
+        self.twins = twins
         self._generation = 0
 
     def settle(self, objects: Sequence[Object]) -> None:
@@ -44,12 +44,12 @@ class Judge:
         """
         self._generation += 1
         marker = _marker(self._generation)
-        self._twins.put([*objects, *marker.objects()])
+        self.twins.put([*objects, *marker.objects()])
         backend = marker.slices[0].endpoints[0].who
         port = marker.ports[0].port
         todo = [
             (side, client, frontend(CLUSTER_IP, _MARKER, family))
-            for side in self._twins.sides
+            for side in self.twins.sides
             for client in ("cli1", "cli2")
             for family in FAMILIES
         ]
@@ -64,7 +64,7 @@ class Judge:
                 for each, answer in zip(todo, answers, strict=True)
                 if answer.reached is None or answer.reached.backend != backend
             ]
-            for side in self._twins.sides:
+            for side in self.twins.sides:
                 side.check()
             missing = [f"{side.name} by {client} at {address}" for side, client, address in todo]
             assert time.monotonic() < end, f"not settled in {SETTLING:g} s: {missing}"
@@ -73,7 +73,7 @@ class Judge:
         """Write every node's ruleset, and every log so far, into a directory."""
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)
-        for side in self._twins.sides:
+        for side in self.twins.sides:
             for node in side.lab.nodes.values():
                 listed = node.namespace.run("nft", "list", "ruleset")
                 (directory / f"{side.name}-{node.name}.nft").write_text(listed)
@@ -83,22 +83,27 @@ class Judge:
 
     def differences(
         self, cases: Sequence[Case], services: Mapping[int, Wanted], counts: Counter[str]
-    ) -> list[Difference]:
-        """The cases in which the sides do not come to agree; kube-proxy's first answers are counted."""
+    ) -> tuple[list[Difference], list[Case]]:
+        """The cases in which the sides do not come to agree, and those that backends answered.
+
+        kube-proxy's first answers are counted.
+        """
         first = self._ask(cases, dict.fromkeys(cases, 1), _SHORT)
         counts.update(f"saw {theirs[0].verdict}" for _, theirs in first.values())
         again = {case: _TRIES - 1 for case, both in first.items() if any(map(_reached, both))}
         rest = self._ask(list(again), again, _SHORT)
-        open_ = []
+        open_, answered = [], []
         for case, both in first.items():
             later = rest.get(case, ([], []))
             ours, theirs = (seen([*one, *more]) for one, more in zip(both, later, strict=True))
             if not agree(services.get(case.service), ours, theirs):
                 open_.append(Difference(case, ours, theirs))
+            elif ours.reached:
+                answered.append(case)
         end = time.monotonic() + AGREEING
         while open_ and time.monotonic() < end:
             open_ = self._again(open_, services)
-        return open_
+        return open_, answered
 
     def _again(self, open_: Sequence[Difference], services: Mapping[int, Wanted]) -> list[Difference]:
         tries = {each.case: _SURE if each.ours.reached or each.theirs.reached else 3 for each in open_}
@@ -113,10 +118,10 @@ class Judge:
         asked = [
             (case, index)
             for case in cases
-            for index in range(len(self._twins.sides))
+            for index in range(len(self.twins.sides))
             for _ in range(tries[case])
         ]
-        answers = run_probes(_probe(case, self._twins.sides[index], timeout) for case, index in asked)
+        answers = run_probes(_probe(case, self.twins.sides[index], timeout) for case, index in asked)
         found: dict[Case, tuple[list[Answer], list[Answer]]] = {case: ([], []) for case in cases}
         for (case, index), answer in zip(asked, answers, strict=True):
             found[case][index].append(answer)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.conformance import health
 from tests.conformance.cases import cases
 from tests.conformance.compare import Difference
 from tests.conformance.explain import explained
@@ -15,6 +16,7 @@ from tests.conformance.generate import Scenario, scenario
 from tests.conformance.judge import Judge
 from tests.conformance.known import known
 from tests.conformance.places import NODES
+from tests.conformance.staying import Staying
 from tests.conformance.twins import twins
 from tests.conformance.wanted import Wanted, node_object
 
@@ -46,12 +48,17 @@ def play_all(setup: Setup, seeds: Iterator[int]) -> Iterator[Report]:
             judge = Judge(made)
             # kube-proxy 1.37 may miss the zone that its node has at the start: its node informer runs before
             # the proxier's handler is registered. What changes later always arrives.
-            made.put([node_object(name, "") for name in NODES])
+            unzoned = [node_object(node, "") for node in NODES]
+            made.put(unzoned)
             made.start(setup.mode, setup.binary)
             before = None
+            settled = False
             while True:
                 report = Report(seed)
                 try:
+                    if not settled:
+                        judge.settle(unzoned)
+                        settled = True
                     _play(judge, setup, report, before)
                 except Exception:
                     report.lines.append(traceback.format_exc())
@@ -86,16 +93,20 @@ def _play(judge: Judge, setup: Setup, report: Report, before: int | None) -> Non
 def _first_difference(judge: Judge, played: Scenario, counts: Counter[str]) -> tuple[int, list[Difference]]:
     """The first step with differences that nothing explains, and these."""
     judge.settle(played.empty())
-    for step in range(1, len(played.states) + 1):
-        states = played.states[:step]
-        judge.settle(states[-1].objects())
-        services = {each.number: each for each in states[-1].services}
-        asked = cases(played.seed, states)
-        found = _unexplained(judge.differences(asked, services, counts), services, counts)
-        counts["steps"] += 1
-        counts["questions"] += len(asked)
-        if found:
-            return step, found
+    with Staying(judge.twins) as staying:
+        for step in range(1, len(played.states) + 1):
+            states = played.states[:step]
+            judge.settle(states[-1].objects())
+            services = {each.number: each for each in states[-1].services}
+            asked = cases(played.seed, states)
+            found, answered = judge.differences(asked, services, counts)
+            found += staying.differences(counts)
+            found += health.differences(judge.twins, health.questions(states[-2:]))
+            counts["steps"] += 1
+            counts["questions"] += len(asked)
+            if found := _unexplained(found, services, counts):
+                return step, found
+            staying.open(answered)
     return 0, []
 
 

@@ -2,6 +2,8 @@
 
 import multiprocessing
 import queue
+import signal
+import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -19,7 +21,7 @@ def reports(setup: Setup, seeds: Sequence[int], lanes: int) -> Iterator[Report]:
     done: Reports = context.Queue()
     for seed in seeds:
         todo.put(seed)
-    workers = [context.Process(target=_work, args=(setup, todo, done)) for _ in range(lanes)]
+    workers = [context.Process(target=_work, args=(setup, todo, done), daemon=True) for _ in range(lanes)]
     for worker in workers:
         worker.start()
     left = set(seeds)
@@ -38,6 +40,9 @@ def reports(setup: Setup, seeds: Sequence[int], lanes: int) -> Iterator[Report]:
 
 
 def _work(setup: Setup, todo: "Seeds", done: "Reports") -> None:
+    # An end from outside closes the labs, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+
     def seeds() -> Iterator[int]:
         try:
             while True:
