@@ -1,8 +1,11 @@
 """Tests marked `netns` are skipped, with the reason, only where the kernel cannot run them."""
 
 import os
+import subprocess
+from collections.abc import Iterator
 
 import pytest
+from pyroute2 import netns
 
 from rulecast.lab import unavailable
 
@@ -16,3 +19,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("netns"):
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture
+def namespace() -> Iterator[str]:
+    """A fresh network namespace; the test runs inside it."""
+    name = f"rctest{os.getpid()}"
+    subprocess.run(["ip", "netns", "add", name], check=True)
+    netns.pushns(name)
+    try:
+        yield name
+    finally:
+        netns.popns()
+        subprocess.run(["ip", "netns", "del", name], check=True)

@@ -1,26 +1,11 @@
-"""A network namespace of its own for each kernel test."""
+"""Dataplanes in a network namespace of their own."""
 
-import os
 import subprocess
 from collections.abc import Callable, Iterator
 
 import pytest
-from pyroute2 import netns
 
 from rulecast_agent.dataplane.nftables.dataplane import NftablesDataplane
-
-
-@pytest.fixture
-def namespace() -> Iterator[str]:
-    """A fresh namespace; the test runs inside it."""
-    name = f"rcnft{os.getpid()}"
-    subprocess.run(["ip", "netns", "add", name], check=True)
-    netns.pushns(name)
-    try:
-        yield name
-    finally:
-        netns.popns()
-        subprocess.run(["ip", "netns", "del", name], check=True)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import socket
 import struct
 import subprocess
 from collections.abc import Iterable
+from pathlib import Path
 from typing import NamedTuple
 
 from rulecast.model import Family
@@ -45,6 +46,8 @@ class Iptables:
 
     def __init__(self, *, backend: Backend, family: Family, timeout: float = 300.0) -> None:
         self.backend, self.family = backend, family
+        self.commits = 0
+        """Transactions so far, as far as no run was refused on its way."""
         self._stem = "iptables" if family is Family.IPV4 else "ip6tables"
         self._timeout = timeout
 
@@ -53,11 +56,13 @@ class Iptables:
 
         Raises IptablesRefused when one is refused (those before it hold), IptablesMissing when it cannot run.
         """
+        parts = list(sections)
         # The nft backend needs no lock and takes the flag for the sake of scripts.
-        self._run("restore", "--noflush", "--wait", str(_LOCK_SECONDS), text="".join(sections))
+        self._run("restore", "--noflush", "--wait", str(_LOCK_SECONDS), text="".join(parts))
+        self.commits += len(parts)
 
     def save(self, table: str) -> Saved:
-        """Read a table. Raises IptablesMissing."""
+        """Read a table; with the legacy backend it is there from then on. Raises IptablesMissing."""
         try:
             text = self._run("save", "-t", table)
         except IptablesRefused as error:
@@ -71,13 +76,36 @@ class Iptables:
                 chains[name].append(rule)
         return Saved(chains)
 
-    def rules_of(self, table: str, chain: str) -> list[str] | None:
-        """The rules of one chain; None when there is no such chain. Cheap with the nft backend."""
-        try:
-            text = self._run("", "--wait", str(_LOCK_SECONDS), "-t", table, "-S", chain)
-        except IptablesRefused:
-            return None
-        return [line.split(" ", 2)[2] for line in text.splitlines() if line.startswith("-A ")]
+    def peek(self, table: str) -> Saved:
+        """Read a table; one that is not there stays away and is empty. Raises IptablesMissing.
+
+        A legacy table that is asked for comes to be, with its hooks in every packet's way.
+        """
+        if self.backend is Backend.LEGACY:
+            stem = "ip" if self.family is Family.IPV4 else "ip6"
+            try:
+                there = Path(f"/proc/thread-self/net/{stem}_tables_names").read_text().split()
+            except OSError:
+                # The kernel's part is not even loaded.
+                there = []
+            if table not in there:
+                return Saved({})
+        return self.save(table)
+
+    def rules_of(self, table: str, chains: Iterable[str]) -> dict[str, list[str]]:
+        """The rules of some chains; those that are not there are left out. Raises IptablesMissing."""
+        if self.backend is Backend.LEGACY:
+            # Whatever is asked, the whole table is read.
+            held = self.save(table).chains
+            return {chain: held[chain] for chain in chains if chain in held}
+        found = {}
+        for chain in chains:
+            try:
+                text = self._run("", "-t", table, "-S", chain)
+            except IptablesRefused:
+                continue
+            found[chain] = [line.split(" ", 2)[2] for line in text.splitlines() if line.startswith("-A ")]
+        return found
 
     def sizes(self, table: str) -> tuple[int, int]:
         """Legacy only: entries and bytes of a table, from the kernel without copying it. Raises OSError."""
@@ -120,10 +148,11 @@ def available(backend: Backend) -> bool:
     return shutil.which(f"iptables-{backend}-restore") is not None
 
 
-def detect() -> Backend:
+def detect(*, ours: str) -> Backend:
     """The backend that this host uses: kubelet's, else the one with more rules, else nft.
 
-    As the iptables-wrappers of Kubernetes' images do. Raises IptablesMissing when neither is installed.
+    As the iptables-wrappers of Kubernetes' images do; rules with `ours` in them are not counted. Raises
+    IptablesMissing when neither is installed.
     """
     there = [backend for backend in Backend if available(backend)]
     if not there:
@@ -136,12 +165,16 @@ def detect() -> Backend:
         for family in Family:
             for table in ("mangle", "nat", "filter"):
                 try:
-                    chains = Iptables(backend=backend, family=family).save(table).chains
+                    chains = Iptables(backend=backend, family=family).peek(table).chains
                 except IptablesMissing:
                     continue
                 if any(hint in chains for hint in _HINTS):
                     return backend
-                count += sum(map(len, chains.values()))
+                count += sum(
+                    not (chain.startswith(ours) or ours in rule)
+                    for chain, rules in chains.items()
+                    for rule in rules
+                )
         counts[backend] = count
     return Backend.LEGACY if counts[Backend.LEGACY] > counts[Backend.NFT] else Backend.NFT
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from rulecast.model import Family, Revision, ServiceKey
 from rulecast.view import Receipt, ServiceView, Update
 from rulecast_agent.dataplane.base import DataplaneError, Drift, HostConfig
+from rulecast_agent.dataplane.iptables import names
 from rulecast_agent.dataplane.iptables.family import Findings, IptablesFamily, Options
 from rulecast_agent.dataplane.iptables.watch import Watch
 from rulecast_agent.kernel.iptables import (
@@ -54,7 +55,7 @@ class IptablesDataplane:
     def backend(self) -> Backend:
         """The backend in use. Raises IptablesMissing."""
         if self._backend is None:
-            self._backend = detect()
+            self._backend = detect(ours=names.PREFIX)
         return self._backend
 
     def probe(self) -> None:
@@ -91,6 +92,7 @@ class IptablesDataplane:
         try:
             for family in self._families.values():
                 if not family.follows_sysctl() and self._host is not None:
+                    watch.begin()
                     family.rehost(self._host)
                     watch.wrote()
             due = self._unknown or watch.due(lambda: all(map(IptablesFamily.hooked, self._families.values())))
@@ -151,8 +153,9 @@ class IptablesDataplane:
             else:
                 if self._unknown:
                     self._converge()
+                self._watching().begin()
                 self._change(changes, host, found)
-            self._watching().wrote()
+                self._watching().wrote()
         except _ERRORS as error:
             self._unknown = True
             self._host = host
@@ -170,18 +173,24 @@ class IptablesDataplane:
     def _start(
         self, changes: Mapping[ServiceKey, ServiceView | None], host: HostConfig, found: Findings
     ) -> None:
+        tools = {family: self._make(backend=self.backend, family=family) for family in host.families}
         families = {
-            family: IptablesFamily(
-                iptables=self._make(backend=self.backend, family=family),
-                family=family,
-                host=host,
-                options=self._options,
-            )
-            for family in host.families
+            family: IptablesFamily(iptables=iptables, family=family, host=host, options=self._options)
+            for family, iptables in tools.items()
         }
-        for family, tables in families.items():
-            views = {key: view for key, view in _of_family(changes, family).items() if view is not None}
-            _add(found, tables.start(views))
+        watch = Watch(backend=self.backend, iptables=list(tools.values()), clock=self._clock)
+        try:
+            watch.begin()
+            for family, tables in families.items():
+                views = {key: view for key, view in _of_family(changes, family).items() if view is not None}
+                _add(found, tables.start(views))
+            watch.wrote()
+        except _ERRORS:
+            watch.close()
+            raise
+        if self._watch is not None:
+            self._watch.close()
+        self._watch = watch
         self._families = families
         self._host = host
         self._options.started()
@@ -207,6 +216,8 @@ class IptablesDataplane:
     def _converge(self) -> Drift:
         begin = self._clock()
         lines: list[str] = []
+        if self._families:
+            self._watching().begin()
         for tables in self._families.values():
             lines += tables.converge().lines
         self._unknown = False
@@ -215,9 +226,7 @@ class IptablesDataplane:
         return Drift(differences=lines[:_DESCRIBED], count=len(lines))
 
     def _watching(self) -> Watch:
-        if self._watch is None:
-            tools = [self._make(backend=self.backend, family=family) for family in self._families]
-            self._watch = Watch(backend=self.backend, iptables=tools, clock=self._clock)
+        assert self._watch is not None
         return self._watch
 
 

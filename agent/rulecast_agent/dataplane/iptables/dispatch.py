@@ -44,8 +44,23 @@ class Dispatch:
 
     @property
     def chains(self) -> Mapping[str, Rules]:
-        """Every chain of the tree, the root's too once anything was planned and merged."""
-        return {name: content.rules for name, content in self._contents.items()}
+        """Every chain of the tree, those that are gone to first; the root's too once there was a change."""
+        found: dict[str, Rules] = {}
+
+        def visit(name: str) -> None:
+            content = self._contents[name]
+            for child in content.children:
+                visit(child)
+            found[name] = content.rules
+
+        if self._contents:
+            visit(self._root)
+        return found
+
+    @property
+    def root(self) -> tuple[str, Rules]:
+        """The chain at which every packet begins: its name and rules."""
+        return self._root, self._contents[self._root].rules
 
     def __len__(self) -> int:
         return len(self._keys)

@@ -8,6 +8,7 @@ import msgspec
 from rulecast.model import Family, ServiceKey
 from rulecast.view import ServiceView
 from rulecast_agent.dataplane.base import HostConfig
+from rulecast_agent.dataplane.halving import halves
 from rulecast_agent.dataplane.iptables import names
 from rulecast_agent.dataplane.iptables.dispatch import Rules
 from rulecast_agent.dataplane.iptables.host_rules import HOOKS, host_chains
@@ -67,9 +68,20 @@ class IptablesFamily:
             chains = self._state.compile(view)
             wanted[key] = {name: rules for name, rules in chains.items() if mine.get(name) != rules}
         self._write_own(wanted, findings)
+        if findings.errors:
+            # Of what was refused, a part may be there.
+            held = self._read()
         self._state = State(family=self._family, host=self._host)
         self._state.change({key: view for key, view in views.items() if key not in findings.errors})
-        findings.operations += len(self._repair(held, deletes=True))
+        try:
+            findings.operations += len(self._repair(held, deletes=True))
+        except IptablesRefused as error:
+            # Where all services meet, something is refused: whose it is shows when they come by halves.
+            _log.warning("the rules of some service are refused, so all are written anew: %s", error)
+            findings.errors.clear()
+            self._state = State(family=self._family, host=self._host)
+            self._repair(self._read(), deletes=True)
+            self._change(views, findings)
         return findings
 
     def change(self, changes: Mapping[ServiceKey, ServiceView | None]) -> Findings:
@@ -100,15 +112,14 @@ class IptablesFamily:
         return Findings({}, 0, self._repair(self._read(), deletes=True))
 
     def hooked(self) -> bool:
-        """Every hook is there, and the chains that it goes to are as meant: a cheap look."""
-        meant = self._meant()
+        """Every hook, and the chains at which every packet passes, are as meant: a cheap look."""
         for table, hooks in HOOKS.items():
-            for chain, rule in hooks.items():
-                if rule not in (self._iptables.rules_of(table, chain) or ()):
-                    return False
-                target = rule.removeprefix("-j ")
-                if tuple(self._iptables.rules_of(table, target) or ()) != meant[table][target]:
-                    return False
+            meant = {**self._base[table], **self._state.roots(table)}
+            there = self._iptables.rules_of(table, (*hooks, *meant))
+            if any(rule not in there.get(chain, ()) for chain, rule in hooks.items()):
+                return False
+            if any(tuple(there.get(name, _ABSENT)) != rules for name, rules in meant.items()):
+                return False
         return True
 
     @staticmethod
@@ -117,7 +128,7 @@ class IptablesFamily:
         found = False
         limit = _LIMIT[iptables.backend]
         for table in TABLES:
-            chains = iptables.save(table).chains
+            chains = iptables.peek(table).chains
             ours = [name for name in chains if name.startswith(names.PREFIX)]
             lines = [
                 f"-D {chain} {rule}\n"
@@ -138,22 +149,36 @@ class IptablesFamily:
         count = _count(step)
         if not count:
             return
-        if count > _SMALL:
-            self._write_large(step, before, findings)
-            return
         try:
-            self._iptables.restore(self._transactions(step))
+            if count > _SMALL:
+                self._write_large(step, before, findings)
+            else:
+                self._iptables.restore(self._transactions(step))
             findings.operations += count
         except IptablesRefused as error:
-            # The table that was written first holds; both are brought back to what was there before.
-            self._state.change(before)
-            self.converge()
+            back = self._state.change(before)
+            for key in changes:
+                findings.errors.pop(key, None)
+            if count > _SMALL:
+                self.converge()
+            elif (found := self._undo(back)) and not findings.lines:
+                # The kernel did not hold what we believed, so it may be nobody's fault: once more.
+                findings.lines += found
+                self._change(changes, findings)
+                return
             if len(changes) == 1:
                 findings.errors[next(iter(changes))] = str(error)
                 return
-            keys = list(changes)
-            for half in (keys[: len(keys) // 2], keys[len(keys) // 2 :]):
-                self._change({key: changes[key] for key in half}, findings)
+            for half in halves(changes):
+                self._change(half, findings)
+
+    def _undo(self, back: Step) -> list[str]:
+        """Write what was there before a refused change, a part of which may hold; what else was found."""
+        try:
+            self._iptables.restore(self._transactions(back))
+        except IptablesRefused:
+            return self.converge().lines
+        return []
 
     def _transactions(self, step: Step) -> list[str]:
         nat = {name: rules for chains in step.own.values() for name, rules in chains.items()}
@@ -171,6 +196,8 @@ class IptablesFamily:
         if findings.errors:
             # What is refused keeps what it had; the chains of the others are there already.
             back = self._state.change({key: before[key] for key in findings.errors if key in before})
+            own = {name: rules for chains in back.own.values() for name, rules in chains.items()}
+            self._iptables.restore(sections(NAT, own, limit=self._limit))
             for table in TABLES:
                 step.dispatch[table] |= back.dispatch[table]
                 step.deletes[table] += back.deletes[table]
@@ -189,7 +216,6 @@ class IptablesFamily:
             parts += deletions(table, step.deletes[table], limit=self._limit)
         if parts:
             self._iptables.restore(parts)
-        findings.operations += _count(step)
 
     def _write_own(self, wanted: Mapping[ServiceKey, Chains], findings: Findings) -> None:
         """Write services' own chains, to which nothing new goes yet; halve until the refused are found."""
@@ -200,12 +226,12 @@ class IptablesFamily:
             self._iptables.restore(sections(NAT, chains, limit=self._limit))
             findings.operations += len(chains)
         except IptablesRefused as error:
-            keys = [key for key, each in wanted.items() if each]
-            if len(keys) == 1:
-                findings.errors[keys[0]] = str(error)
+            filled = {key: each for key, each in wanted.items() if each}
+            if len(filled) == 1:
+                findings.errors[next(iter(filled))] = str(error)
                 return
-            for half in (keys[: len(keys) // 2], keys[len(keys) // 2 :]):
-                self._write_own({key: wanted[key] for key in half}, findings)
+            for half in halves(filled):
+                self._write_own(half, findings)
 
     def _repair(
         self, held: Mapping[str, Mapping[str, Sequence[str]]], *, deletes: bool, hooks: bool = True

@@ -104,16 +104,17 @@ class State:
         return step
 
     def tables(self, base: Mapping[str, Chains]) -> dict[str, Chains]:
-        """Every chain by table, with those of `base` last: those that are gone to come first.
-
-        (As far as the state was reached in one change.)
-        """
-        found: dict[str, Chains] = {NAT: {}, FILTER: {}}
+        """Every chain by table, with those of `base`; those that are gone to come first."""
+        found: dict[str, Chains] = {NAT: {}, FILTER: {names.REFUSE: base[FILTER][names.REFUSE]}}
         for compiled in self._compiled.values():
             found[NAT] |= compiled.chains
         for table, tree in self._trees():
             found[table] |= tree.chains
         return {table: {**chains, **base[table]} for table, chains in found.items()}
+
+    def roots(self, table: str) -> Chains:
+        """The chains of a table at which the trees begin."""
+        return dict(tree.root for each, tree in self._trees() if each == table)
 
     def _dispatch(self, step: Step, places: Mapping[Place, None]) -> None:
         changes: dict[int, tuple[str, Dispatch, dict[int, Rules]]] = {}

@@ -22,6 +22,10 @@ class Watch:
         self._iptables, self._clock = iptables, clock
         self._socket = NftSocket() if backend is Backend.NFT else None
         self._seen: object = None
+        self._before: object = None
+        self._commits = 0
+        self._looked = True
+        """Whether the cheap look was had since the last foreign change."""
         self._foreign = False
         self._not_before = 0.0
 
@@ -30,13 +34,23 @@ class Watch:
         if self._socket is not None:
             self._socket.close()
 
+    def begin(self) -> None:
+        """We are about to write or to compare. What others changed until now is remembered."""
+        self._before = self._state()
+        self._commits = self._count()
+        if self._seen is not None and self._before != self._seen:
+            self._foreign, self._looked = True, False
+
     def wrote(self) -> None:
-        """What is there now is ours."""
-        self._seen = self._state()
+        """We have written. Changes by others meanwhile show in the generation; legacy cannot tell."""
+        if isinstance(self._before, int):
+            self._seen = (self._before + self._count() - self._commits) & 0xFFFFFFFF
+        else:
+            self._seen = self._state()
 
     def compared(self, seconds: float) -> None:
-        """All was read back, which took so long, and is as meant."""
-        self._foreign = False
+        """After `begin`, all was read back, which took so long, and mended."""
+        self._foreign, self._looked = False, True
         self._not_before = self._clock() + min(_LONGEST_PAUSE, _PAUSE * seconds)
         self.wrote()
 
@@ -45,10 +59,15 @@ class Watch:
         state = self._state()
         if state != self._seen:
             self._seen = state
-            self._foreign = True
+            self._foreign, self._looked = True, False
+        if not self._looked:
+            self._looked = True
             if not hooked():
                 return True
         return self._foreign and self._clock() >= self._not_before
+
+    def _count(self) -> int:
+        return sum(iptables.commits for iptables in self._iptables)
 
     def _state(self) -> object:
         try:

@@ -10,6 +10,7 @@ import msgspec
 from rulecast.model import Family, ServiceKey
 from rulecast.view import ServiceView
 from rulecast_agent.dataplane.base import HostConfig
+from rulecast_agent.dataplane.halving import halves
 from rulecast_agent.dataplane.nftables import names
 from rulecast_agent.dataplane.nftables.adopt import Elements, take_slots
 from rulecast_agent.dataplane.nftables.affinity import affinity_set
@@ -133,9 +134,8 @@ class FamilyTable:
             if len(changes) == 1:
                 findings.errors[next(iter(changes))] = str(refused)
                 return
-            keys = list(changes)
-            for half in (keys[: len(keys) // 2], keys[len(keys) // 2 :]):
-                self._change({key: changes[key] for key in half}, findings)
+            for half in halves(changes):
+                self._change(half, findings)
             return
         findings.operations += plan.operations
         for key, layout in plan.layouts.items():
