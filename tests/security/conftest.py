@@ -76,7 +76,7 @@ async def start_fleet(
         config.write_text(KUBECONFIG % api.url)
         client = await ApiClient.connect(kubeconfig_loader(config))
         clients.append(client)
-        reviews = Reviews(client, timeout=1.0)
+        reviews = Reviews(client, timeout=10.0)
         identities = TokenIdentities(reviews, TokenSettings(**settings))
         authorizer: Authorizer = TokenAuthorizer(identities, reviews, accounts=["rulecast/rulecast-agent"])
         files = server_files(authority, tmp_path)._replace(client_ca=None)

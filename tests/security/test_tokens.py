@@ -204,6 +204,22 @@ async def test_a_review_that_fails_when_nobody_waits_any_more_is_no_bug(start_fl
         loop.set_exception_handler(None)
 
 
+async def test_one_address_asks_for_so_many_reviews_at_a_time(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet()
+    fleet.api.hold = asyncio.Event()
+    async with fleet.dial() as channel:
+        stub = rules_pb2_grpc.RulesStub(channel)
+        calls = [stub.Watch(metadata=(("authorization", f"Bearer bad-{number}"),)) for number in range(90)]
+        for call in calls:
+            await call.write(hello())
+        await eventually(lambda: fleet.server.rpc.counters.refused["resource_exhausted"] == 90 - 64)
+        assert fleet.identities.waiting == 64
+        for call in calls:
+            call.cancel()
+    fleet.api.hold.set()
+    await eventually(lambda: not fleet.identities.waiting)
+
+
 async def test_acknowledgments_are_for_the_own_node_only(start_fleet: StartFleet) -> None:
     """A stream is of the node that the hello names, and there is no other field that names one."""
     assert "node_name" not in pb.Ack.DESCRIPTOR.fields_by_name

@@ -2,12 +2,13 @@
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import msgspec
@@ -21,6 +22,8 @@ _log = logging.getLogger(__name__)
 _MAX_ENTRIES = 50_000
 _MAX_WAITING = 5_000
 """Reviews that wait for their turn."""
+_MAX_WAITING_OF_HOST = 64
+"""Of them, such as are not known and came from one address."""
 _PAUSE = 2.0
 """Seconds without a question after the API server failed to answer one."""
 
@@ -81,6 +84,7 @@ class TokenIdentities:
         self._asking: dict[bytes, asyncio.Task[User | None]] = {}
         self._turns = asyncio.Semaphore(settings.at_once)
         self._failures = Budgets(burst=20, rate=1.0)
+        self._of_host: Counter[str] = Counter()
         self._down_until = 0.0
         self._down = ""
         self.counters: Counter[str] = Counter()
@@ -117,8 +121,11 @@ class TokenIdentities:
         unknown = known is None or known.user is None
         if unknown and not self._failures.left(host):
             raise Refused(Denial.RESOURCE_EXHAUSTED, "too many bad tokens came from this address")
+        if unknown and self._of_host[host] >= _MAX_WAITING_OF_HOST:
+            raise Refused(Denial.RESOURCE_EXHAUSTED, "too many tokens of this address wait for a review")
         try:
-            user = await self._ask(key, token)
+            with self._waits(host):
+                user = await self._ask(key, token)
         except ReviewError as error:
             self._trouble(error)
             now = self._clock()
@@ -135,6 +142,16 @@ class TokenIdentities:
         self.counters["good"] += 1
         # Agents that came together need not be reviewed together for ever.
         return self._keep(key, _Entry(user, now, now + self._settings.fresh * random.uniform(0.8, 1.0)))  # noqa: S311
+
+    @contextlib.contextmanager
+    def _waits(self, host: str) -> Iterator[None]:
+        self._of_host[host] += 1
+        try:
+            yield
+        finally:
+            self._of_host[host] -= 1
+            if not self._of_host[host]:
+                del self._of_host[host]
 
     async def _ask(self, key: bytes, token: str) -> User | None:
         """One question for all that ask about one token at a time."""
