@@ -1,7 +1,7 @@
 """What is asked of both after each step: random questions, most of them about what changed."""
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from rulecast.model import Family, Protocol
@@ -81,7 +81,7 @@ def _answered_around(case: Case) -> bool:
     return case.client in PODS or (case.client in _POD_NODES and asked not in (None, _POD_NODES[case.client]))
 
 
-def _served(service: Wanted) -> Iterable[tuple[str, int, str]]:
+def _served(service: Wanted) -> Iterator[tuple[str, int, str]]:
     """Where a service answers, if it has endpoints."""
     for family in service.families:
         for address in service.addresses(family).values():
@@ -93,7 +93,12 @@ def _served(service: Wanted) -> Iterable[tuple[str, int, str]]:
                         yield place.addresses[family], port.node_port, port.protocol
 
 
-def _others(service: Wanted) -> Iterable[tuple[str, int, str]]:
+def serves(service: Wanted, case: Case) -> bool:
+    """Whether the destination of a question is one of a service's."""
+    return (case.address, case.port, str(case.protocol)) in _served(service) and not service.labels
+
+
+def _others(service: Wanted) -> Iterator[tuple[str, int, str]]:
     """Where it might."""
     for family in FAMILIES:
         yield frontend(CLUSTER_IP, service.number, family), 9, "TCP"

@@ -21,6 +21,10 @@ class Seen(NamedTuple):
         return any(source for _, source in self.outcomes)
 
 
+STAYS = Seen(frozenset({("stays", "")}))
+"""Of a flow: the backend that it began with still answers."""
+
+
 class Difference(NamedTuple):
     """Two sides that did not come to agree."""
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,10 +10,11 @@ from typing import NamedTuple
 
 from rulecast.model import Protocol
 from tests.conformance.cases import Case
-from tests.conformance.compare import Difference, Seen
+from tests.conformance.compare import STAYS, Difference, Seen
 from tests.conformance.twins import Side, Twins
 from tests.netns.flows import Flow, tcp, udp
 
+PATIENCE = 3.0
 MOST = 12
 """Pairs of flows at a time."""
 _TRIES = 6
@@ -42,21 +44,26 @@ class Staying(contextlib.AbstractContextManager["Staying"]):
         self._close(self._pairs)
 
     def differences(self, counts: Counter[str]) -> list[Difference]:
-        """Ask every flow again; one that does not answer on a side as on the other ends."""
-        answers = list(self._pool.map(Flow.ask, (flow for pair in self._pairs for flow in pair.flows)))
-        found = []
-        left = []
-        for pair, ours, theirs in zip(self._pairs, answers[::2], answers[1::2], strict=True):
-            counts["flows"] += 1
-            became = [_became(pair.backend, answer) for answer in (ours, theirs)]
-            if became == ["stays", "stays"]:
-                left.append(pair)
-                continue
-            self._close([pair])
-            if became[0] != became[1]:
-                found.append(Difference(pair.case, *(Seen(frozenset({(each, "")})) for each in became)))
-        self._pairs = left
-        return found
+        """Ask every flow again; one that does not answer on a side as on the other ends.
+
+        A stale flow stays until the cleaner's next turn: such answers are asked for until it had one.
+        """
+        became = self._ask(self._pairs)
+        counts["flows"] += len(became)
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end and (late := [pair for pair, seen in became.items() if _late(seen)]):
+            time.sleep(0.2)
+            became |= self._ask(late)
+        self._pairs = [pair for pair, seen in became.items() if seen == (STAYS, STAYS)]
+        self._close(pair for pair in became if pair not in self._pairs)
+        return [Difference(pair.case, *seen) for pair, seen in became.items() if seen[0] != seen[1]]
+
+    def _ask(self, pairs: Sequence[Pair]) -> dict[Pair, tuple[Seen, Seen]]:
+        answers = list(self._pool.map(Flow.ask, (flow for pair in pairs for flow in pair.flows)))
+        return {
+            pair: (_became(pair.backend, ours), _became(pair.backend, theirs))
+            for pair, ours, theirs in zip(pairs, answers[::2], answers[1::2], strict=True)
+        }
 
     def open(self, cases: Sequence[Case]) -> None:
         """Begin flows for some of these questions, where both sides are answered by the same backend."""
@@ -101,7 +108,12 @@ class Staying(contextlib.AbstractContextManager["Staying"]):
                 flow.__exit__()
 
 
-def _became(backend: str, answer: str) -> str:
+def _became(backend: str, answer: str) -> Seen:
     if answer == backend:
-        return "stays"
-    return answer if answer in ("refused", "dropped") else "moved"
+        return STAYS
+    return Seen(frozenset({(answer if answer in ("refused", "dropped") else "moved", "")}))
+
+
+def _late(seen: tuple[Seen, Seen]) -> bool:
+    ours, theirs = seen
+    return ours == STAYS != theirs
