@@ -1,11 +1,10 @@
 """An API server stand-in: lists, watches and writes of what a service proxy needs, and faults on demand.
 
 In a test: `async with FakeApiServer() as api: api.put(service); ... api.url`. As a process:
-`python -m tests.fakes.apiserver --port 8001`. Plain HTTP on loopback; no discovery, no defaulting,
+`python -m tests.fakes.serve --port 8001`. Plain HTTP on loopback; no discovery, no defaulting,
 no validation beyond what a list or watch client can tell.
 """
 
-import argparse
 import asyncio
 import base64
 import contextlib
@@ -389,26 +388,3 @@ class FakeApiServer:
         return web.Response(
             body=stored.json, content_type="application/json", status=201 if request.method == "POST" else 200
         )
-
-
-async def _serve(port: int) -> None:
-    api = FakeApiServer()
-    await api.start(port=port)
-    print(api.url, flush=True)
-    try:
-        await asyncio.Event().wait()
-    finally:
-        await api.stop()
-
-
-def main() -> None:
-    """Serve until interrupted; prints the URL."""
-    parser = argparse.ArgumentParser(prog="python -m tests.fakes.apiserver")
-    parser.add_argument("--port", type=int, default=0)
-    flags = parser.parse_args()
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_serve(flags.port))
-
-
-if __name__ == "__main__":
-    main()

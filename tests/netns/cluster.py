@@ -23,6 +23,7 @@ MODE_FLAGS = {
     "nftables": ("--mode", "nftables"),
     "iptables-nft": ("--mode", "iptables", "--iptables-backend", "nft"),
     "iptables-legacy": ("--mode", "iptables", "--iptables-backend", "legacy"),
+    "ipvs": ("--mode", "ipvs"),
 }[MODE]
 _GRPC_PORT = 9443
 _PATIENCE = 20.0
@@ -220,7 +221,7 @@ class Cluster:
 
 
 class ReferenceCluster(Cluster):
-    """The same with kube-proxy on each node, watching a minimal apiserver."""
+    """The same with kube-proxy on each node, watching a stand-in: `KUBE_PROXY=BINARY pytest tests/netns`."""
 
     binary: str
 
@@ -253,8 +254,7 @@ class ReferenceCluster(Cluster):
             self._agents[node.name] = self.lab.popen(node, argv, stdout=log, stderr=log)
 
     def _start_server(self) -> subprocess.Popen[bytes]:
-        argv = [sys.executable, "-m", "tests.netns.reference", str(self._manifests / "state.yaml")]
+        argv = [sys.executable, "-m", "tests.fakes.serve", "--host", self.lab.fabric.ip(), "--port", "8080"]
+        argv += ["--manifests", str(self._manifests / "state.yaml")]
         with (self.directory / "server.log").open("ab") as log:
-            return self.lab.popen(
-                self.lab.fabric, [*argv, self.lab.fabric.ip(), "8080"], stdout=log, stderr=log
-            )
+            return self.lab.popen(self.lab.fabric, argv, stdout=log, stderr=log)

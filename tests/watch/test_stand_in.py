@@ -78,7 +78,7 @@ async def test_one_node_is_watched_by_its_name() -> None:
 
 async def test_it_runs_as_a_process() -> None:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.fakes.apiserver", "--port", "0", stdout=asyncio.subprocess.PIPE
+        sys.executable, "-m", "tests.fakes.serve", "--port", "0", stdout=asyncio.subprocess.PIPE
     )
     try:
         assert process.stdout is not None
