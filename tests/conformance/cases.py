@@ -66,7 +66,8 @@ def cases(seed: int, states: Sequence[State]) -> list[Case]:
         targets += draw.choices(others, k=1 if same else 2)
         for address, port, protocol in targets:
             case = Case(number, draw.choice(_CLIENTS), address, port, Protocol(protocol))
-            if not (any(each.affinity for each in known) and _answered_around(case)):
+            sticky = any(each.affinity for each in known)
+            if not (sticky and _answered_around(case)) and not any(_unsaid(each, case) for each in known):
                 chosen[case] = None
     return draw.sample(list(chosen), min(len(chosen), PER_STEP))
 
@@ -79,6 +80,19 @@ def _answered_around(case: Case) -> bool:
     """
     asked = next((name for name, place in NODES.items() if case.address in place.addresses.values()), None)
     return case.client in PODS or (case.client in _POD_NODES and asked not in (None, _POD_NODES[case.client]))
+
+
+def _unsaid(service: Wanted, case: Case) -> bool:
+    """Whether the client may be sent to itself, and its slice does not say that it is of this node.
+
+    Such an endpoint is not local to any node, and its own connections are masqueraded only where another
+    service says so.
+    """
+    return any(
+        endpoint.who == case.client and not endpoint.said_where
+        for each in service.slices
+        for endpoint in each.endpoints
+    )
 
 
 def _served(service: Wanted) -> Iterator[tuple[str, int, str]]:

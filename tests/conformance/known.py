@@ -14,10 +14,11 @@ class Known(NamedTuple):
     """One of them; `row` is how its row in the document begins."""
 
     row: str
-    explains: Callable[[Difference, Wanted | None], bool]
+    explains: Callable[[Difference, Wanted | None, Wanted | None], bool]
+    """Of a difference about a service as it is and as it was a step before."""
 
 
-def _ranges_of_the_other_family(difference: Difference, service: Wanted | None) -> bool:
+def _ranges_of_the_other_family(difference: Difference, service: Wanted | None, _: Wanted | None) -> bool:
     """Ours drops, theirs lets pass, at a VIP whose family no range is of."""
     if service is None:
         return False
@@ -31,24 +32,24 @@ def _ranges_of_the_other_family(difference: Difference, service: Wanted | None) 
     )
 
 
-def _said_twice(difference: Difference, service: Wanted | None) -> bool:
+def _said_twice(difference: Difference, service: Wanted | None, _: Wanted | None) -> bool:
     """An endpoint that is in two slices, with another state or other hints in each."""
     entries: dict[tuple[str, int], set[Endpoint]] = {}
     for each in service.slices if service is not None else ():
         if each.family == difference.case.family:
             for endpoint in each.endpoints:
-                for _, target, _ in each.ports:
+                for _name, target, _protocol in each.ports:
                     entries.setdefault((endpoint.who, target), set()).add(endpoint)
     return any(len(each) > 1 for each in entries.values())
 
 
-def _frontend_gone(difference: Difference, service: Wanted | None) -> bool:
+def _frontend_gone(difference: Difference, service: Wanted | None, _: Wanted | None) -> bool:
     """A UDP flow that kube-proxy keeps and we remove, to a destination that no Service has any more."""
     case = difference.case
     return _removed_by_us_alone(difference) and not (service is not None and serves(service, case))
 
 
-def _last_endpoint_gone(difference: Difference, service: Wanted | None) -> bool:
+def _last_endpoint_gone(difference: Difference, service: Wanted | None, _: Wanted | None) -> bool:
     """The same, to a destination that has no endpoint any more."""
     return (
         _removed_by_us_alone(difference)
@@ -60,7 +61,17 @@ def _last_endpoint_gone(difference: Difference, service: Wanted | None) -> bool:
     )
 
 
-def _ready_but_not_serving(difference: Difference, service: Wanted | None) -> bool:
+def _renamed(difference: Difference, service: Wanted | None, before: Wanted | None) -> bool:
+    """The same, when the port got another name: its slices came a moment later, until then it had none."""
+    return (
+        _removed_by_us_alone(difference)
+        and service is not None
+        and before is not None
+        and _names(difference, service) != _names(difference, before)
+    )
+
+
+def _ready_but_not_serving(difference: Difference, service: Wanted | None, _: Wanted | None) -> bool:
     """A UDP flow that kube-proxy moves and we do not, of a Service with such endpoints."""
     return (
         difference.case.protocol is Protocol.UDP
@@ -70,7 +81,7 @@ def _ready_but_not_serving(difference: Difference, service: Wanted | None) -> bo
     )
 
 
-def _health_of_other_ports(difference: Difference, service: Wanted | None) -> bool:
+def _health_of_other_ports(difference: Difference, service: Wanted | None, _: Wanted | None) -> bool:
     """A health-check node port that counts endpoints of ports that the Service does not have."""
     if service is None or difference.case.port != service.health_port:
         return False
@@ -90,11 +101,7 @@ def _removed_by_us_alone(difference: Difference) -> bool:
 def _endpoints(difference: Difference, service: Wanted) -> list[Endpoint]:
     """Those of the question's family, for one of the service's ports that it may be about."""
     case = difference.case
-    names = {
-        port.name
-        for port in service.ports
-        if port.protocol == case.protocol and case.port in (port.port, port.node_port)
-    }
+    names = _names(difference, service)
     return [
         endpoint
         for each in service.slices
@@ -102,6 +109,15 @@ def _endpoints(difference: Difference, service: Wanted) -> list[Endpoint]:
         and any(name in names and protocol == case.protocol for name, _, protocol in each.ports)
         for endpoint in each.endpoints
     ]
+
+
+def _names(difference: Difference, service: Wanted) -> set[str]:
+    case = difference.case
+    return {
+        port.name
+        for port in service.ports
+        if port.protocol == case.protocol and case.port in (port.port, port.node_port)
+    }
 
 
 KNOWN: Mapping[str, Known] = {
@@ -115,6 +131,7 @@ KNOWN: Mapping[str, Known] = {
     "flow of a service without endpoints": Known(
         "UDP flows of a Service that has lost its last endpoint", _last_endpoint_gone
     ),
+    "flow of a port renamed": Known("UDP flows of a Service that has lost its last endpoint", _renamed),
     "flow to what is ready but not serving": Known(
         "UDP flows to an endpoint that is ready but not serving", _ready_but_not_serving
     ),
@@ -122,6 +139,6 @@ KNOWN: Mapping[str, Known] = {
 }
 
 
-def known(difference: Difference, service: Wanted | None) -> str | None:
-    """The name of what explains a difference; `service`: as it is now, None: it is gone."""
-    return next((name for name, each in KNOWN.items() if each.explains(difference, service)), None)
+def known(difference: Difference, service: Wanted | None, before: Wanted | None) -> str | None:
+    """The name of what explains a difference about a service as it is and as it was; None: it was not."""
+    return next((name for name, each in KNOWN.items() if each.explains(difference, service, before)), None)

@@ -3,7 +3,7 @@
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -12,13 +12,13 @@ from tests.conformance import health
 from tests.conformance.cases import cases
 from tests.conformance.compare import Difference
 from tests.conformance.explain import explained
-from tests.conformance.generate import Scenario, scenario
+from tests.conformance.generate import Scenario, State, scenario
 from tests.conformance.judge import Judge
 from tests.conformance.known import known
 from tests.conformance.places import NODES
 from tests.conformance.staying import Staying
 from tests.conformance.twins import twins
-from tests.conformance.wanted import Wanted, node_object
+from tests.conformance.wanted import node_object
 
 
 class Setup(NamedTuple):
@@ -104,18 +104,17 @@ def _first_difference(judge: Judge, played: Scenario, counts: Counter[str]) -> t
             found += health.differences(judge.twins, health.questions(states[-2:]))
             counts["steps"] += 1
             counts["questions"] += len(asked)
-            if found := _unexplained(found, services, counts):
+            if found := _unexplained(found, states, counts):
                 return step, found
             staying.open(answered)
     return 0, []
 
 
-def _unexplained(
-    found: list[Difference], services: Mapping[int, Wanted], counts: Counter[str]
-) -> list[Difference]:
+def _unexplained(found: list[Difference], states: Sequence[State], counts: Counter[str]) -> list[Difference]:
+    now, before = ({each.number: each for each in state.services} for state in (states[-1], states[-2:][0]))
     left = []
     for each in found:
-        name = known(each, services.get(each.case.service))
+        name = known(each, now.get(each.case.service), before.get(each.case.service))
         if name is None:
             left.append(each)
         else:

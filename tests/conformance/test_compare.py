@@ -65,12 +65,12 @@ def test_each_known_difference_stands_in_the_document(each: object) -> None:
 def test_a_vip_closed_by_ranges_of_the_other_family_is_known_and_nothing_else_of_it() -> None:
     service = dataclasses.replace(SERVICE, ranges=("2001:db8::/32",))
     vip, dropped, answered = "203.0.113.1", seen([DROPPED]), seen([A])
-    assert known(difference(vip, dropped, answered), service) == "ranges of the other family"
-    assert known(difference(vip, answered, dropped), service) is None
-    assert known(difference("10.96.0.1", dropped, answered), service) is None
+    assert known(difference(vip, dropped, answered), service, None) == "ranges of the other family"
+    assert known(difference(vip, answered, dropped), service, None) is None
+    assert known(difference("10.96.0.1", dropped, answered), service, None) is None
     both = dataclasses.replace(service, ranges=("2001:db8::/32", "198.51.100.0/24"))
-    assert known(difference(vip, dropped, answered), both) is None
-    assert known(difference(vip, dropped, answered), SERVICE) is None
+    assert known(difference(vip, dropped, answered), both, None) is None
+    assert known(difference(vip, dropped, answered), SERVICE, None) is None
 
 
 @pytest.mark.parametrize(("second", "is_known"), [("ready", False), ("unready", True)])
@@ -82,5 +82,5 @@ def test_an_endpoint_of_two_slices_is_known_when_they_say_different_things(
         for index, state in enumerate(("ready", second))
     )
     service = dataclasses.replace(SERVICE, slices=slices)
-    found = known(difference("10.96.0.1", seen([A]), seen([DROPPED])), service)
+    found = known(difference("10.96.0.1", seen([A]), seen([DROPPED])), service, None)
     assert (found == "endpoint said twice") is is_known
