@@ -77,8 +77,17 @@ def owned(prefix: str) -> list[str]:
 def delete(names: Iterable[str]) -> None:
     """Delete namespaces; those that are gone already are ignored. Raises LabError when one cannot be."""
     present = [name for name in names if (_RUN / name).exists()]
-    if present:
-        ip_batch([f"netns del {name}" for name in present])
+    while present:
+        try:
+            ip_batch([f"netns del {name}" for name in present])
+        except LabError:
+            # Another process may reclaim the same ones at the same time.
+            left = [name for name in present if (_RUN / name).exists()]
+            if left == present:
+                raise
+            present = left
+        else:
+            return
 
 
 def ip_batch(commands: Sequence[str], *, namespace: str | None = None) -> None:
