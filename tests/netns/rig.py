@@ -15,12 +15,20 @@ from typing import Any, TypeVar
 
 from rulecast.lab import Host, Lab, Namespace, Node, Probe, run_probes
 from rulecast_agent.kernel.nft_netlink import NftSocket
-from tests.netns.cluster import DEFAULT_FLAGS, eventually
+from tests.netns.cluster import DEFAULT_FLAGS, MODE, MODE_FLAGS, eventually
 from tests.netns.objects import Object, Svc, node_objects, service_cidrs
 
 GRPC_PORT = 9443
 MARKER = 250
 """The number of the service that changes with each state, so that a kernel can be seen to have it."""
+_EMPTY_LEGACY = """
+for stem in ip ip6; do
+    for table in $(cat /proc/net/${stem}_tables_names 2>/dev/null); do
+        ${stem}tables-legacy -t $table -F && ${stem}tables-legacy -t $table -X || exit
+    done
+done
+"""
+"""A table that nobody asked for is not made by asking; see `rulecast_agent.kernel.iptables.Iptables.peek`."""
 _T = TypeVar("_T")
 
 
@@ -150,6 +158,7 @@ class Rig:
         self._closing.clear()
         for node in (self.n1, self.n2):
             node.namespace.run("nft", "flush ruleset")
+            node.namespace.run("sh", "-c", _EMPTY_LEGACY)
             node.namespace.run("conntrack", "-F")
         self._fresh()
 
@@ -209,7 +218,8 @@ class Rig:
         transport: Sequence[str] = ("--insecure",),
         path: str = "",
     ) -> Process:
-        """Start an agent of a server."""
+        """Start an agent of a server, in the mode under test unless the flags name another."""
+        flags = flags if "--mode" in flags else (*MODE_FLAGS, *flags)
         argv = ["agent", "--server", servers or f"{self.lab.fabric.ip()}:{GRPC_PORT}", *transport]
         return self.start(node or self.n1, *argv, "--node-name", name, *DEFAULT_FLAGS, *flags, path=path)
 
@@ -248,11 +258,18 @@ class Rig:
 
     def programmed(self, node: Node) -> bool:
         """Whether the last state is in a kernel; IPv6 is written after IPv4."""
-        listed = self.ruleset(node)
+        if MODE == "nftables":
+            listed = self.ruleset(node)
+            return all(
+                f"{address}{MARKER} . tcp . {self.generation} :" in listed
+                for address in ("10.96.0.", "2001:db8:96::")
+            ) and (listed.count("chain nat-postrouting") == 2)
+        backend = MODE.removeprefix("iptables-")
+        listed = "".join(node.namespace.run(f"{tool}-{backend}-save") for tool in ("iptables", "ip6tables"))
         return all(
-            f"{address}{MARKER} . tcp . {self.generation} :" in listed
-            for address in ("10.96.0.", "2001:db8:96::")
-        ) and (listed.count("chain nat-postrouting") == 2)
+            f"-d {address}{MARKER}/{length} -p tcp -m tcp --dport {self.generation} " in listed
+            for address, length in (("10.96.0.", 32), ("2001:db8:96::", 128))
+        ) and (listed.count("-A OUTPUT -j RULECAST-OUTPUT") == 2)
 
     def until_connected(self, connected: bool = True) -> None:
         """Wait until n1's agent has a server, or knows that it has none."""

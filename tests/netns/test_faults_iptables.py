@@ -4,12 +4,12 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from rulecast.model import Family
+from rulecast.model import Family, Protocol
+from tests.netns import raw
 from tests.netns.objects import BOTH, CLUSTER_IP, VIP, Svc, frontend
 from tests.netns.rig import Process, Rig
 from tests.netns.test_faults_agent import ended, everywhere, hows, staying
@@ -38,21 +38,6 @@ def saved(rig: Rig, backend: str) -> list[str]:
             text = rig.n1.namespace.run(f"{TOOLS[family]}-{backend}-save", "-t", table)
             lines += [line.split(" [")[0] for line in text.splitlines() if not line.startswith("#")]
     return sorted(lines)
-
-
-def empty_legacy(rig: Rig) -> None:
-    """What `nft flush ruleset` does for the other backend."""
-    for family in BOTH:
-        for table in ("nat", "filter"):
-            iptables(rig, "legacy", family, f"-t {table} -F")
-            iptables(rig, "legacy", family, f"-t {table} -X")
-
-
-@pytest.fixture(autouse=True, scope="class")
-def without_legacy_rules(rig: Rig) -> Iterator[None]:
-    empty_legacy(rig)
-    yield
-    empty_legacy(rig)
 
 
 def until_in(rig: Rig, expected: set[str] | None = None) -> None:
@@ -168,7 +153,6 @@ class TestOthers:
     @classmethod
     def backend(cls, rig: Rig, request: pytest.FixtureRequest) -> str:
         rig.reset()
-        empty_legacy(rig)
         rig.write(*SERVICES)
         rig.server()
         rig.agent(*flags(request.param))
@@ -198,6 +182,44 @@ class TestOthers:
         traffic.check()
         assert rig.metric("rulecast_agent_drift_total") == drift
         assert rig.metric("rulecast_agent_operations_total") == done
+
+
+class TestLocalhostNodePorts:
+    """With --iptables-localhost-nodeports, which puts route_localnet on."""
+
+    @pytest.fixture(autouse=True, scope="class", params=BACKENDS)
+    @classmethod
+    def line(cls, rig: Rig, request: pytest.FixtureRequest) -> None:
+        rig.reset()
+        rig.write(*SERVICES)
+        rig.server()
+        rig.agent(
+            *flags(request.param), "--iptables-localhost-nodeports", "--nodeport-addresses", "0.0.0.0/0,::/0"
+        )
+        until_in(rig)
+
+    def test_a_node_port_answers_on_the_ipv4_loopback(self, rig: Rig) -> None:
+        """Those on other nodes too: they see the node's address."""
+        assert rig.ask("127.0.0.1", 30070, client=rig.n1, times=25) == {"A", "B"}
+        assert rig.ask("::1", 30070, client=rig.n1) == {"refused"}
+
+    def test_the_local_policy_does_not_bind_the_node_itself(self, rig: Rig) -> None:
+        assert rig.ask("127.0.0.1", 30074, client=rig.n1, times=25) == {"A", "B"}
+
+    def test_the_loopback_stays_closed_to_neighbors(self, rig: Rig) -> None:
+        """CVE-2020-8558."""
+        servers = rig.lab.servers
+        addresses = ["127.0.0.1", rig.n1.ip(Family.IPV4)]
+        for address, port in zip(addresses, (9000, 9001), strict=True):
+            servers.listen("n1", rig.n1.namespace, [address], port, Protocol.UDP)
+        before = servers.received("n1", Protocol.UDP, 9001)
+        try:
+            for address, port in zip(addresses, (9000, 9001), strict=True):
+                raw.send_udp_frame(rig.outside, rig.n1, Family.IPV4, address, port)
+            rig.eventually(lambda: servers.received("n1", Protocol.UDP, 9001) > before, 3)
+            assert servers.received("n1", Protocol.UDP, 9000) == 0
+        finally:
+            servers.close("n1")
 
 
 class TestTheLock:
@@ -270,4 +292,3 @@ class TestRefusals:
         rig.until_asked({"A"}, frontend(CLUSTER_IP, 75, Family.IPV4), patience=10)
         agent.until_logged("is no longer refused")
         agent.kill()
-        empty_legacy(rig)

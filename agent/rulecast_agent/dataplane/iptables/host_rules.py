@@ -39,10 +39,11 @@ def host_chains(
     # What conntrack gives up on is not translated back, and its client resets (kubernetes/kubernetes#74839).
     invalid = ("-m conntrack --ctstate INVALID -j DROP",) if drop_invalid else ()
     loopback = _LOOPBACK[family]
-    # route_localnet lets neighbors in, unless this stands in their way (CVE-2020-8558).
+    # route_localnet lets neighbors in, wherever node ports answer, unless this stands in their way
+    # (CVE-2020-8558).
     guard = (
         (f"! -s {loopback} -d {loopback} -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP",)
-        if localhost
+        if localhost_node_ports and family is Family.IPV4
         else ()
     )
     return {
