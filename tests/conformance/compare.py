@@ -1,6 +1,6 @@
 """What was seen of a question on one side, and whether two sides saw the same."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from rulecast.lab import Answer
@@ -34,6 +34,16 @@ class Difference(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.case}: ours {self.ours}; kube-proxy {self.theirs}"
+
+
+class Known(NamedTuple):
+    """A difference that has its reason; `row` is how its row in docs/differences.md begins."""
+
+    row: str
+    explains: Callable[[Difference, Wanted | None, Wanted | None], bool]
+    """Of a difference about a service as it is and as it was a step before."""
+    mode: str = ""
+    """Of kube-proxy; empty: every one."""
 
 
 def seen(answers: Iterable[Answer]) -> Seen:

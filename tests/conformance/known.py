@@ -1,21 +1,13 @@
 """The differences that docs/differences.md gives reasons for, each as narrow as it can be told."""
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Mapping
 
 from rulecast.model import Family, Protocol
+from tests.conformance import known_iptables
 from tests.conformance.cases import serves
-from tests.conformance.compare import STAYS, Difference
+from tests.conformance.compare import STAYS, Difference, Known
 from tests.conformance.wanted import CONDITIONS, Endpoint, Wanted
 from tests.netns.objects import VIP
-
-
-class Known(NamedTuple):
-    """One of them; `row` is how its row in the document begins."""
-
-    row: str
-    explains: Callable[[Difference, Wanted | None, Wanted | None], bool]
-    """Of a difference about a service as it is and as it was a step before."""
 
 
 def _ranges_of_the_other_family(difference: Difference, service: Wanted | None, _: Wanted | None) -> bool:
@@ -136,9 +128,13 @@ KNOWN: Mapping[str, Known] = {
         "UDP flows to an endpoint that is ready but not serving", _ready_but_not_serving
     ),
     "health of other ports": Known("health-check node port of a Service", _health_of_other_ports),
+    **known_iptables.KNOWN,
 }
 
 
-def known(difference: Difference, service: Wanted | None, before: Wanted | None) -> str | None:
+def known(difference: Difference, service: Wanted | None, before: Wanted | None, mode: str) -> str | None:
     """The name of what explains a difference about a service as it is and as it was; None: it was not."""
-    return next((name for name, each in KNOWN.items() if each.explains(difference, service, before)), None)
+    for name, each in KNOWN.items():
+        if each.mode in ("", mode) and each.explains(difference, service, before):
+            return name
+    return None

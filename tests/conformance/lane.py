@@ -73,14 +73,14 @@ def play_all(setup: Setup, seeds: Iterator[int]) -> Iterator[Report]:
 
 def _play(judge: Judge, setup: Setup, report: Report, before: int | None) -> None:
     whole = scenario(report.seed, services=setup.services, steps=setup.steps)
-    step, found = _first_difference(judge, whole, report.counts)
+    step, found = _first_difference(judge, whole, setup.mode, report.counts)
     report.counts["scenarios"] += 1
     if not found:
         return
     saved = judge.save(setup.evidence / f"{setup.mode}-seed-{report.seed}")
     # Most often the services in question are enough, and easier to read.
     few = whole.only(*(each.case.service for each in found))
-    again, still = _first_difference(judge, few, Counter())
+    again, still = _first_difference(judge, few, setup.mode, Counter())
     if still:
         report.lines += [f"step {again}, with these services alone:", *explained(few, again, still)]
     else:
@@ -90,7 +90,9 @@ def _play(judge: Judge, setup: Setup, report: Report, before: int | None) -> Non
     report.lines.append(f"rulesets: {saved}")
 
 
-def _first_difference(judge: Judge, played: Scenario, counts: Counter[str]) -> tuple[int, list[Difference]]:
+def _first_difference(
+    judge: Judge, played: Scenario, mode: str, counts: Counter[str]
+) -> tuple[int, list[Difference]]:
     """The first step with differences that nothing explains, and these."""
     judge.settle(played.empty())
     with Staying(judge.twins) as staying:
@@ -104,17 +106,19 @@ def _first_difference(judge: Judge, played: Scenario, counts: Counter[str]) -> t
             found += health.differences(judge.twins, health.questions(states[-2:]))
             counts["steps"] += 1
             counts["questions"] += len(asked)
-            if found := _unexplained(found, states, counts):
+            if found := _unexplained(found, states, mode, counts):
                 return step, found
             staying.open(answered)
     return 0, []
 
 
-def _unexplained(found: list[Difference], states: Sequence[State], counts: Counter[str]) -> list[Difference]:
+def _unexplained(
+    found: list[Difference], states: Sequence[State], mode: str, counts: Counter[str]
+) -> list[Difference]:
     now, before = ({each.number: each for each in state.services} for state in (states[-1], states[-2:][0]))
     left = []
     for each in found:
-        name = known(each, now.get(each.case.service), before.get(each.case.service))
+        name = known(each, now.get(each.case.service), before.get(each.case.service), mode)
         if name is None:
             left.append(each)
         else:

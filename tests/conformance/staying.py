@@ -51,7 +51,9 @@ class Staying(contextlib.AbstractContextManager["Staying"]):
         became = self._ask(self._pairs)
         counts["flows"] += len(became)
         end = time.monotonic() + PATIENCE
-        while time.monotonic() < end and (late := [pair for pair, seen in became.items() if _late(seen)]):
+        while time.monotonic() < end and (
+            late := [pair for pair, seen in became.items() if _late(pair, seen)]
+        ):
             time.sleep(0.2)
             became |= self._ask(late)
         self._pairs = [pair for pair, seen in became.items() if seen == (STAYS, STAYS)]
@@ -114,6 +116,7 @@ def _became(backend: str, answer: str) -> Seen:
     return Seen(frozenset({(answer if answer in ("refused", "dropped") else "moved", "")}))
 
 
-def _late(seen: tuple[Seen, Seen]) -> bool:
+def _late(pair: Pair, seen: tuple[Seen, Seen]) -> bool:
+    """Whether another turn may change what differs. UDP flows that ours alone removed do not come back."""
     ours, theirs = seen
-    return ours == STAYS != theirs
+    return ours != theirs and (ours == STAYS or pair.case.protocol is Protocol.TCP)

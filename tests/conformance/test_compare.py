@@ -16,6 +16,10 @@ SERVICE = Wanted(1, "LoadBalancer", (Family.IPV4,), (Port("", 80, "TCP", 8080, 0
 DROPPED = Answer(Verdict.DROPPED, None)
 
 
+def explained(found: Difference, service: Wanted) -> str | None:
+    return known(found, service, None, "nftables")
+
+
 def reached(backend: str, source: str = "192.0.2.11") -> Answer:
     return Answer(Verdict.REACHED, Reached(backend, source, 40000, 8080))
 
@@ -65,12 +69,12 @@ def test_each_known_difference_stands_in_the_document(each: object) -> None:
 def test_a_vip_closed_by_ranges_of_the_other_family_is_known_and_nothing_else_of_it() -> None:
     service = dataclasses.replace(SERVICE, ranges=("2001:db8::/32",))
     vip, dropped, answered = "203.0.113.1", seen([DROPPED]), seen([A])
-    assert known(difference(vip, dropped, answered), service, None) == "ranges of the other family"
-    assert known(difference(vip, answered, dropped), service, None) is None
-    assert known(difference("10.96.0.1", dropped, answered), service, None) is None
+    assert explained(difference(vip, dropped, answered), service) == "ranges of the other family"
+    assert explained(difference(vip, answered, dropped), service) is None
+    assert explained(difference("10.96.0.1", dropped, answered), service) is None
     both = dataclasses.replace(service, ranges=("2001:db8::/32", "198.51.100.0/24"))
-    assert known(difference(vip, dropped, answered), both, None) is None
-    assert known(difference(vip, dropped, answered), SERVICE, None) is None
+    assert explained(difference(vip, dropped, answered), both) is None
+    assert explained(difference(vip, dropped, answered), SERVICE) is None
 
 
 @pytest.mark.parametrize(("second", "is_known"), [("ready", False), ("unready", True)])
@@ -82,5 +86,12 @@ def test_an_endpoint_of_two_slices_is_known_when_they_say_different_things(
         for index, state in enumerate(("ready", second))
     )
     service = dataclasses.replace(SERVICE, slices=slices)
-    found = known(difference("10.96.0.1", seen([A]), seen([DROPPED])), service, None)
+    found = explained(difference("10.96.0.1", seen([A]), seen([DROPPED])), service)
     assert (found == "endpoint said twice") is is_known
+
+
+@pytest.mark.parametrize(("mode", "name"), [("iptables", "port without a service"), ("nftables", None)])
+def test_some_differences_are_those_of_one_mode(mode: str, name: str | None) -> None:
+    case = Case(1, "outside", "10.96.0.1", 9, Protocol.TCP)
+    found = Difference(case, seen([Answer(Verdict.REFUSED, None)]), seen([DROPPED]))
+    assert known(found, SERVICE, None, mode) == name
