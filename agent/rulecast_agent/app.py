@@ -11,8 +11,10 @@ from rulecast.errors import UsageError
 from rulecast.model import Family, ServiceKey
 from rulecast.view import ServiceView
 from rulecast_agent.dataplane.base import Dataplane, DataplaneError
+from rulecast_agent.dataplane.iptables import family as iptables_family
 from rulecast_agent.dataplane.iptables.dataplane import IptablesDataplane
-from rulecast_agent.dataplane.iptables.family import Options
+from rulecast_agent.dataplane.ipvs import dataplane as ipvs_dataplane
+from rulecast_agent.dataplane.ipvs.dataplane import IpvsDataplane
 from rulecast_agent.dataplane.nftables.dataplane import NftablesDataplane
 from rulecast_agent.feed.base import Feed
 from rulecast_agent.feed.channels import ChannelSettings, ClientTls, check_tls
@@ -24,9 +26,10 @@ from rulecast_agent.feed.tokens import TokenFile
 from rulecast_agent.health.listeners import ServiceHealthServers
 from rulecast_agent.health.server import HealthServer
 from rulecast_agent.kernel import lock, sysctl
-from rulecast_agent.kernel.addresses import InterfaceAddresses, supported_families
+from rulecast_agent.kernel.addresses import InterfaceAddresses, list_addresses, supported_families
 from rulecast_agent.kernel.conntrack import ConntrackCleaner
 from rulecast_agent.kernel.iptables import Backend
+from rulecast_agent.kernel.ipvs import FALLBACK, HASH_PORT, Scheduling, Timeouts
 from rulecast_agent.metrics import AgentMetrics
 from rulecast_agent.reconcile import Reconciler
 from rulecast_agent.settings import AgentSettings
@@ -77,18 +80,13 @@ def dataplane_of(settings: AgentSettings) -> tuple[Dataplane, Sequence[Callable[
 
     Raises UsageError when this machine or this version lacks it.
     """
-    dataplane: Dataplane
-    others: list[Callable[[], bool]]
-    if settings.mode == "nftables":
-        dataplane, others = NftablesDataplane(), [IptablesDataplane().cleanup]
-    elif settings.mode == "iptables":
-        iptables = IptablesDataplane(
-            backend=None if settings.iptables.backend == "auto" else Backend(settings.iptables.backend),
-            options=_iptables_options(settings),
-        )
-        dataplane, others = iptables, [NftablesDataplane().cleanup, iptables.leftovers]
-    else:
-        raise UsageError(f"--mode {settings.mode}: not in this version; nftables and iptables are")
+    nftables, iptables, ipvs = NftablesDataplane(), _iptables(settings), _ipvs(settings)
+    modes: dict[str, tuple[Dataplane, Sequence[Callable[[], bool]]]] = {
+        "nftables": (nftables, [iptables.cleanup, ipvs.cleanup]),
+        "iptables": (iptables, [nftables.cleanup, iptables.leftovers, ipvs.cleanup]),
+        "ipvs": (ipvs, [nftables.cleanup, iptables.cleanup]),
+    }
+    dataplane, others = modes[settings.mode]
     try:
         dataplane.probe()
     except DataplaneError as error:
@@ -96,15 +94,38 @@ def dataplane_of(settings: AgentSettings) -> tuple[Dataplane, Sequence[Callable[
     return dataplane, others
 
 
-def _iptables_options(settings: AgentSettings) -> Options:
-    if not settings.iptables.localhost_nodeports:
-        return Options(tcp_be_liberal=sysctl.tcp_be_liberal)
-    return Options(
-        localhost_node_ports=True,
+def _iptables(settings: AgentSettings) -> IptablesDataplane:
+    chosen = settings.iptables
+    localhost = chosen.localhost_nodeports
+    options = iptables_family.Options(
+        localhost_node_ports=localhost,
         tcp_be_liberal=sysctl.tcp_be_liberal,
         # After the rules, which hold the guard against neighbors.
-        started=sysctl.allow_route_localnet,
+        started=sysctl.allow_route_localnet if localhost else _nothing,
     )
+    return IptablesDataplane(
+        backend=None if chosen.backend == "auto" else Backend(chosen.backend), options=options
+    )
+
+
+def _ipvs(settings: AgentSettings) -> IpvsDataplane:
+    chosen = settings.ipvs
+    timeouts = Timeouts(int(chosen.tcp_timeout), int(chosen.tcp_fin_timeout), int(chosen.udp_timeout))
+    # As kube-proxy: with mh, ports count, and a server without weight is not chosen.
+    flags = FALLBACK | HASH_PORT if chosen.scheduler == "mh" else 0
+    return IpvsDataplane(
+        options=ipvs_dataplane.Options(
+            scheduling=Scheduling(chosen.scheduler, 0, flags),
+            timeouts=timeouts,
+            strict_arp=chosen.strict_arp,
+            exclude_cidrs=chosen.exclude_cidrs,
+            local_addresses=list_addresses,
+        )
+    )
+
+
+def _nothing() -> None:
+    pass
 
 
 async def serve(settings: AgentSettings, feed: Feed, *, beside: Sequence[Job] = ()) -> int:

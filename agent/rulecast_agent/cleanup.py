@@ -6,6 +6,7 @@ from rulecast.errors import UsageError
 from rulecast.flags import Parser
 from rulecast_agent.dataplane.base import DataplaneError
 from rulecast_agent.dataplane.iptables.dataplane import IptablesDataplane
+from rulecast_agent.dataplane.ipvs.dataplane import IpvsDataplane
 from rulecast_agent.dataplane.nftables.dataplane import NftablesDataplane
 from rulecast_agent.kernel import lock
 
@@ -17,7 +18,11 @@ def main(argv: Sequence[str]) -> int:
     with lock.acquire():
         try:
             # Each one, also when the one before found something.
-            found = any([NftablesDataplane().cleanup(), IptablesDataplane().cleanup()])
+            found = [
+                dataplane
+                for dataplane in (NftablesDataplane(), IptablesDataplane(), IpvsDataplane())
+                if dataplane.cleanup()
+            ]
         except DataplaneError as error:
             raise UsageError(str(error)) from None
     print("removed what agents had programmed" if found else "nothing of Rulecast's was there")

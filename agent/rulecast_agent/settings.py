@@ -14,7 +14,13 @@ from rulecast.address import AddressError, canonical_cidr, is_ipv6
 from rulecast.errors import UsageError
 from rulecast.flags import HostPort, Parser, host_port, readable_file
 from rulecast.model import Family
-from rulecast_agent.settings_modes import IptablesSettings, add_mode_flags, iptables_settings
+from rulecast_agent.settings_modes import (
+    IptablesSettings,
+    IpvsSettings,
+    add_mode_flags,
+    iptables_settings,
+    ipvs_settings,
+)
 
 MODES = ("nftables", "iptables", "ipvs")
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -89,6 +95,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Least pause between two writes. kube-proxy pauses 1 s: its syncs cost seconds, ours milliseconds."""
     verify_period: float = 600.0
     iptables: IptablesSettings = IptablesSettings()
+    ipvs: IpvsSettings = IpvsSettings()
     conntrack: ConntrackSettings = ConntrackSettings()
     log_format: str = "text"
     log_level: str = "info"
@@ -153,7 +160,7 @@ def build_parser() -> Parser:
     tls.add_argument("--tls-server-name", metavar="NAME", default="")
     tls.add_argument("--insecure", action="store_true", help="plain text")
     _add_conntrack_flags(parser)
-    add_mode_flags(parser)
+    add_mode_flags(parser, duration=duration, cidrs=_cidrs)
     logs = parser.add_argument_group("logs")
     logs.add_argument("--log-format", choices=("text", "json"), default="text")
     logs.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
@@ -180,6 +187,7 @@ def settings_of(flags: argparse.Namespace, environment: Mapping[str, str] = os.e
         min_sync_period=flags.min_sync_period,
         verify_period=flags.verify_period,
         iptables=iptables_settings(flags),
+        ipvs=ipvs_settings(flags),
         conntrack=ConntrackSettings(
             max_per_core=flags.conntrack_max_per_core,
             minimum=flags.conntrack_min,

@@ -1,6 +1,7 @@
 """The flags that belong to one mode."""
 
 import argparse
+from collections.abc import Callable
 
 import msgspec
 
@@ -13,8 +14,27 @@ class IptablesSettings(msgspec.Struct, frozen=True, kw_only=True):
     localhost_nodeports: bool = False
 
 
-def add_mode_flags(parser: argparse.ArgumentParser) -> None:
-    """Add them."""
+class IpvsSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Of --mode ipvs. Times are seconds; 0 keeps the kernel's."""
+
+    scheduler: str = "rr"
+    strict_arp: bool = False
+    tcp_timeout: float = 0.0
+    tcp_fin_timeout: float = 0.0
+    udp_timeout: float = 0.0
+    exclude_cidrs: tuple[str, ...] = ()
+
+
+SCHEDULERS = ("rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sh", "dh", "sed", "nq", "mh")
+
+
+def add_mode_flags(
+    parser: argparse.ArgumentParser,
+    *,
+    duration: Callable[[str], float],
+    cidrs: Callable[[str], tuple[str, ...]],
+) -> None:
+    """Add them; the callables parse their values."""
     group = parser.add_argument_group("--mode iptables")
     group.add_argument(
         "--iptables-backend",
@@ -26,6 +46,30 @@ def add_mode_flags(parser: argparse.ArgumentParser) -> None:
         "--iptables-localhost-nodeports",
         action="store_true",
         help="node ports answer on 127.0.0.1 too, if all addresses serve them (sets route_localnet)",
+    )
+    group = parser.add_argument_group("--mode ipvs")
+    group.add_argument("--ipvs-scheduler", choices=SCHEDULERS, default="rr")
+    group.add_argument("--ipvs-strict-arp", action="store_true", help="set arp_ignore and arp_announce")
+    for name in ("tcp", "tcpfin", "udp"):
+        group.add_argument(f"--ipvs-{name}-timeout", metavar="DURATION", type=duration, default="0")
+    group.add_argument(
+        "--ipvs-exclude-cidrs",
+        metavar="CIDR[,CIDR]",
+        type=cidrs,
+        default=(),
+        help="virtual servers of these addresses are never touched",
+    )
+
+
+def ipvs_settings(flags: argparse.Namespace) -> IpvsSettings:
+    """Read parsed flags."""
+    return IpvsSettings(
+        scheduler=flags.ipvs_scheduler,
+        strict_arp=flags.ipvs_strict_arp,
+        tcp_timeout=flags.ipvs_tcp_timeout,
+        tcp_fin_timeout=flags.ipvs_tcpfin_timeout,
+        udp_timeout=flags.ipvs_udp_timeout,
+        exclude_cidrs=flags.ipvs_exclude_cidrs,
     )
 
 

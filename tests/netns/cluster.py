@@ -26,13 +26,15 @@ MODE_FLAGS = {
     "ipvs": ("--mode", "ipvs"),
 }[MODE]
 _GRPC_PORT = 9443
+SLOWNESS = float(os.environ.get("SLOWNESS", "1"))
+"""How much slower than a real machine this one is: an emulated one by ten and more."""
 _PATIENCE = 20.0
 """Seconds; only ever waited for when something is broken."""
 
 
 def eventually(condition: Callable[[], bool], what: Callable[[], str], patience: float = _PATIENCE) -> None:
     """Wait until a condition holds; fail with `what()` when it does not come to hold."""
-    end = time.monotonic() + patience
+    end = time.monotonic() + patience * SLOWNESS
     while not condition():
         if time.monotonic() > end:
             raise AssertionError(f"not within {patience:g} s: {what()}")

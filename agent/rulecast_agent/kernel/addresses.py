@@ -23,7 +23,7 @@ _IFADDRMSG = struct.Struct("=BBBBI")
 _ATTRIBUTE = struct.Struct("=HH")
 _SETTLE = 0.1
 _POLL = 60.0
-IGNORED = ("kube-ipvs0",)
+IGNORED = ("kube-ipvs0", "rulecast-ipvs0")
 """Interfaces that hold service addresses, which are not the host's own."""
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import subprocess
 from pathlib import Path
 from typing import Protocol
 
@@ -81,6 +82,36 @@ async def keep(limits: Limits, *, interval: float = 5.0) -> None:
         _LOG.warning("%s", line)
     if _read(_PROC / "net/ipv4/ip_forward") == 0:
         _LOG.warning("net.ipv4.ip_forward is 0: this node forwards nothing to pods (not changed here)")
+
+
+_IPVS = (
+    ("net/ipv4/vs/conntrack", 1),
+    ("net/ipv4/vs/expire_nodest_conn", 1),
+    ("net/ipv4/vs/expire_quiescent_template", 1),
+)
+_STRICT_ARP = (("net/ipv4/conf/all/arp_ignore", 1), ("net/ipv4/conf/all/arp_announce", 2))
+
+
+def set_ipvs(*, strict_arp: bool, proc: Path = _PROC, release: str | None = None) -> list[str]:
+    """Set what the IPVS mode cannot do without, as kube-proxy does; a line for each that could not be set."""
+    problems: list[str] = []
+    wanted = [*_IPVS, *(_STRICT_ARP if strict_arp else ())]
+    version = tuple(int(part) for part in (release or os.uname().release).split("-")[0].split(".")[:2])
+    if version < (5, 9):
+        # Else a client that uses its port again waits for a second (kubernetes/kubernetes#81775).
+        wanted.append(("net/ipv4/vs/conn_reuse_mode", 0))
+    for name, value in wanted:
+        _write(proc / name, value, problems)
+    return problems
+
+
+def load_module(name: str) -> bool:
+    """Ask for a kernel module; whether it is there then."""
+    try:
+        done = subprocess.run(["modprobe", name], capture_output=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
 
 
 def tcp_be_liberal(*, proc: Path = _PROC) -> bool:

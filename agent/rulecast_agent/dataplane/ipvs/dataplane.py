@@ -1,0 +1,330 @@
+"""The IPVS mode of the agent. See `docs/ipvs.md`."""
+
+import errno
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from rulecast.model import Family, Revision, ServiceKey
+from rulecast.view import Receipt, ServiceView, Update
+from rulecast_agent.dataplane.base import DataplaneError, Drift, HostConfig
+from rulecast_agent.dataplane.ipvs import rules
+from rulecast_agent.dataplane.ipvs.family import Findings, IpvsFamily, Kernel
+from rulecast_agent.dataplane.ipvs.packets import PacketTable
+from rulecast_agent.dataplane.ipvs.servers import Servers
+from rulecast_agent.dataplane.nftables import names
+from rulecast_agent.kernel import sysctl
+from rulecast_agent.kernel.ipvs import Ipvs, Scheduling, Timeouts, VirtualServer
+from rulecast_agent.kernel.links import Dummy
+from rulecast_agent.kernel.netlink_batch import NetlinkFailed
+from rulecast_agent.kernel.nft import Execer, NftCommand, NftMissing, NftRefused
+from rulecast_agent.kernel.nft_netlink import NetlinkError, NftSocket, Refused, Value
+
+INTERFACE = "rulecast-ipvs0"
+_DESCRIBED = 10
+_ERRORS = (NetlinkFailed, NftMissing, NftRefused, NetlinkError, Refused)
+_SWEEP_PAUSE = 5.0
+"""Seconds between two looks at connections that drain."""
+_FULL_CHECK_PAUSE = 50
+"""Pause after a full read-back, in lengths of it; IPVS does not tell of changes."""
+_LONGEST_PAUSE = 30.0
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line adds."""
+
+    scheduling: Scheduling = Scheduling("rr")
+    timeouts: Timeouts = Timeouts()
+    strict_arp: bool = False
+    exclude_cidrs: tuple[str, ...] = ()
+    """Virtual servers of these addresses are nobody's business of ours."""
+    local_addresses: Callable[[], frozenset[str]] = frozenset
+    """Of the host's interfaces but ours."""
+
+
+class IpvsDataplane:
+    """Programs services as virtual servers, addresses of an interface, and a table `rulecast-ipvs` of nft.
+
+    It acts in the network namespace in which it was made, and touches nobody else's virtual servers.
+    """
+
+    def __init__(
+        self,
+        *,
+        options: Options | None = None,
+        nft: Execer | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._options = options or Options()
+        self._nft: Execer = nft or NftCommand()
+        self._clock = clock
+        self._ipvs: Ipvs | None = None
+        self._dummy: Dummy | None = None
+        self._socket: NftSocket | None = None
+        self._servers: Servers | None = None
+        self._families: dict[Family, IpvsFamily] = {}
+        self._host: HostConfig | None = None
+        self._revision = Revision(0)
+        self._owed: dict[ServiceKey, ServiceView | None] = {}
+        self._unknown = False
+        self._sweep_at = 0.0
+        self._verify_at = 0.0
+
+    def probe(self) -> None:
+        """See `Dataplane.probe`."""
+        try:
+            self._open()
+            self._nft.run("", check=True)
+            if not Path("/sys/module/dummy").exists() and not _can_load("dummy"):
+                raise DataplaneError("ipvs: the kernel has no module dummy")
+            scheduler = self._options.scheduling.scheduler
+            if not _can_load(f"ip_vs_{scheduler}"):
+                raise DataplaneError(
+                    f"ipvs: the kernel has no module ip_vs_{scheduler}, for --ipvs-scheduler"
+                )
+        except _ERRORS as error:
+            raise DataplaneError(f"ipvs: {error}") from error
+
+    def apply(self, update: Update, host: HostConfig) -> Receipt:
+        """See `Dataplane.apply`."""
+        self._revision = update.revision
+        changes: dict[ServiceKey, ServiceView | None] = {**self._owed, **update.services}
+        if update.full:
+            held = [key for family in self._families.values() for key in family.views]
+            changes = dict.fromkeys((*held, *self._owed))
+            changes.update(update.services)
+        return self._write(changes, host)
+
+    def retry(self) -> Receipt | None:
+        """See `Dataplane.retry`."""
+        if self._host is None or not (self._owed or self._unknown):
+            return None
+        return self._write(dict(self._owed), self._host)
+
+    def check(self) -> Drift | None:
+        """See `Dataplane.check`. What has drained is deleted."""
+        if not self._families or self._servers is None:
+            return None
+        try:
+            now = self._clock()
+            if self._servers.draining and now >= self._sweep_at:
+                self._servers.sweep(self._servers.table())
+                for family in self._families.values():
+                    family.retire_addresses()
+                self._sweep_at = now + _SWEEP_PAUSE
+            for family in self._families.values():
+                if family.local_addresses_changed() and self._host is not None:
+                    family.rehost(self._host)
+            if not self._unknown and now < self._verify_at:
+                return None
+            drift = self._verify()
+        except _ERRORS as error:
+            self._unknown = True
+            raise DataplaneError(f"ipvs: {error}") from error
+        return drift if drift.count else None
+
+    def verify(self) -> Drift:
+        """See `Dataplane.verify`."""
+        try:
+            return self._verify()
+        except _ERRORS as error:
+            self._unknown = True
+            raise DataplaneError(f"ipvs: {error}") from error
+
+    def cleanup(self) -> bool:
+        """See `Dataplane.cleanup`."""
+        found = False
+        try:
+            try:
+                self._open()
+            except NetlinkFailed as error:
+                if error.code != errno.ENOENT:
+                    raise
+            socket = self._nft_socket()
+            dummy = Dummy(INTERFACE)
+            link = dummy.index()
+            for family in Family:
+                packets = PacketTable(family=family, socket=socket, nft=self._nft)
+                held: Mapping[tuple[str, bytes], Value] = packets.elements() if packets.there() else {}
+                addresses = dummy.addresses(link, family) if link is not None else set()
+                if self._ipvs is not None:
+                    servers = Servers(self._ipvs)
+                    servers.read(lambda server, h=held, a=addresses, f=family: _ours(server, h, a, f))  # type: ignore[misc]
+                    found |= bool(servers.held)
+                    servers.delete(list(servers.held))
+                found |= packets.cleanup()
+            found |= dummy.delete()
+            dummy.close()
+        except _ERRORS as error:
+            raise DataplaneError(f"ipvs: {error}") from error
+        self._families = {}
+        self._owed = {}
+        return found
+
+    def close(self) -> None:
+        """Close the sockets; what was programmed stays."""
+        for each in (self._ipvs, self._dummy, self._socket):
+            if each is not None:
+                each.close()
+        self._ipvs = self._dummy = self._socket = None
+
+    def _open(self) -> Ipvs:
+        if self._ipvs is None:
+            _can_load("ip_vs")
+            try:
+                self._ipvs = Ipvs()
+            except NetlinkFailed as error:
+                if error.code == errno.ENOENT:
+                    raise NetlinkFailed(errno.ENOENT, "the kernel has no IPVS (module ip_vs)") from None
+                raise
+        return self._ipvs
+
+    def _nft_socket(self) -> NftSocket:
+        if self._socket is None:
+            self._socket = NftSocket()
+        return self._socket
+
+    def _write(self, changes: dict[ServiceKey, ServiceView | None], host: HostConfig) -> Receipt:
+        begin = time.perf_counter()
+        found = Findings({}, 0, [])
+        try:
+            if not self._families:
+                self._start(changes, host, found)
+            else:
+                if self._unknown:
+                    self._verify()
+                self._change(changes, host, found)
+        except _ERRORS as error:
+            self._unknown = True
+            self._host = host
+            self._owed = changes
+            raise DataplaneError(f"ipvs: {error}") from error
+        self._unknown = False
+        self._owed = {key: changes[key] for key in found.errors if key in changes}
+        return Receipt(
+            revision=self._revision,
+            seconds=time.perf_counter() - begin,
+            errors=found.errors,
+            operations=found.operations,
+        )
+
+    def _start(
+        self, changes: Mapping[ServiceKey, ServiceView | None], host: HostConfig, found: Findings
+    ) -> None:
+        ipvs = self._open()
+        for line in sysctl.set_ipvs(strict_arp=self._options.strict_arp):
+            raise NetlinkFailed(errno.EACCES, line)
+        if any(self._options.timeouts):
+            ipvs.commit([ipvs.set_timeouts(self._options.timeouts)])
+        self._dummy = self._dummy or Dummy(INTERFACE)
+        link = self._dummy.ensure()
+        servers = Servers(ipvs)
+        families = {}
+        socket = self._nft_socket()
+        kernel = Kernel(servers, self._dummy, link)
+        for family in host.families:
+            packets = PacketTable(family=family, socket=socket, nft=self._nft)
+            families[family] = IpvsFamily(
+                family=family,
+                host=host,
+                how=self._options.scheduling,
+                kernel=kernel,
+                packets=packets,
+                local_addresses=self._options.local_addresses,
+            )
+        held = {
+            family: (
+                PacketTable(family=family, socket=socket, nft=self._nft).elements()
+                if socket.has_table(names.NFPROTO[family], rules.TABLE)
+                else {}
+            )
+            for family in host.families
+        }
+        addresses = {family: self._dummy.addresses(link, family) for family in host.families}
+        servers.read(
+            lambda server: (
+                server.family in held
+                and _ours(server, held[server.family], addresses[server.family], server.family)
+            )
+        )
+        for family, tables in families.items():
+            views = {key: view for key, view in _of_family(changes, family).items() if view is not None}
+            _add(found, tables.start(views))
+        self._servers = servers
+        self._families = families
+        self._host = host
+        self._verify_at = self._clock() + _LONGEST_PAUSE
+
+    def _change(
+        self, changes: Mapping[ServiceKey, ServiceView | None], host: HostConfig, found: Findings
+    ) -> None:
+        if host != self._host:
+            if set(host.families) != set(self._families):
+                raise NftRefused("the families of a running agent cannot change")
+            for tables in self._families.values():
+                _add(found, tables.rehost(host))
+            self._host = host
+        for family, tables in self._families.items():
+            mine = {
+                key: view
+                for key, view in _of_family(changes, family).items()
+                if tables.views.get(key) != view
+            }
+            if mine:
+                _add(found, tables.change(mine))
+
+    def _verify(self) -> Drift:
+        begin = self._clock()
+        lines: list[str] = []
+        if self._servers is not None:
+            known = set(self._servers.held)
+            held = {family: tables.elements() for family, tables in self._families.items()}
+            self._servers.read(
+                lambda server: (
+                    server in known
+                    or (
+                        server.family in self._families
+                        and self._families[server.family].owns(server, held[server.family])
+                    )
+                )
+            )
+            for family in self._families.values():
+                lines += family.verify().lines
+        self._unknown = False
+        took = self._clock() - begin
+        self._verify_at = self._clock() + min(_LONGEST_PAUSE, max(1.0, _FULL_CHECK_PAUSE * took))
+        return Drift(differences=lines[:_DESCRIBED], count=len(lines))
+
+
+def _ours(
+    server: VirtualServer, held: Mapping[tuple[str, bytes], Value], addresses: set[str], family: Family
+) -> bool:
+    if server.family is not family:
+        return False
+    if server.mark:
+        return (rules.MARK_VALUES, rules.pack_mark(server.mark)) in held
+    packed = names.pack_frontend(server.address, rules.PROTOCOL_OF[server.protocol], server.port)
+    known = any((name, packed) in held for name in (rules.SERVICES, rules.NO_ENDPOINTS))
+    return known or server.address in addresses
+
+
+def _can_load(module: str) -> bool:
+    """Whether a module is in the kernel; one that is not loaded is asked for."""
+    if Path(f"/sys/module/{module}").exists():
+        return True
+    return sysctl.load_module(module)
+
+
+def _of_family(
+    changes: Mapping[ServiceKey, ServiceView | None], family: Family
+) -> dict[ServiceKey, ServiceView | None]:
+    ending = f"/ipv{int(family)}"
+    return {key: view for key, view in changes.items() if key.endswith(ending)}
+
+
+def _add(found: Findings, more: Findings) -> None:
+    found.errors |= more.errors
+    found.operations += more.operations
+    found.lines += more.lines

@@ -1,0 +1,306 @@
+"""What IPVS, our interface and the nft table are meant to hold, and how a change differs. Pure."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from ipaddress import ip_address, ip_network
+from typing import NamedTuple
+
+import msgspec
+
+from rulecast.model import Endpoint, Family, Protocol, ServiceKey, ServicePort
+from rulecast.view import ServiceView
+from rulecast_agent.dataplane.base import HostConfig
+from rulecast_agent.dataplane.claims import Claims, Role
+from rulecast_agent.dataplane.ipvs import rules
+from rulecast_agent.dataplane.nftables import names
+from rulecast_agent.kernel.ipvs import PROTOCOLS, Scheduling, VirtualServer
+from rulecast_agent.kernel.nft_netlink import Value
+
+MARK_SHIFT = 16
+"""Marks of virtual servers are numbers in the upper half; the lower one is for the masquerade bit."""
+_FIRST_MARK = {Family.IPV4: 2, Family.IPV6: 3}
+"""/proc/net/ip_vs does not tell a mark's family: even numbers are IPv4's, odd ones IPv6's."""
+Element = tuple[str, bytes]
+
+
+class Absent(msgspec.Struct, frozen=True):
+    """No element."""
+
+
+ABSENT = Absent()
+
+
+class Served(NamedTuple):
+    """A virtual server as it is meant."""
+
+    how: Scheduling
+    endpoints: frozenset[Endpoint]
+
+
+class Compiled(msgspec.Struct, frozen=True, gc=False):
+    """What a service port needs; of places that others have before it nothing is used."""
+
+    places: dict[tuple[str, int], Role] = {}
+    """Address and port."""
+    servers: dict[tuple[str, int], tuple[VirtualServer, Served]] = {}
+    elements: dict[tuple[str, int], dict[Element, Value]] = {}
+    marked: tuple[VirtualServer, Served] | None = None
+    """For what comes from outside to external addresses with the policy Local."""
+    addresses: tuple[str, ...] = ()
+    """For our interface."""
+    hairpin: tuple[Element, ...] = ()
+
+
+class Change(msgspec.Struct):
+    """The difference that services make: None means gone."""
+
+    servers: dict[VirtualServer, tuple[Served | None, Served | None]] = {}
+    """Before and after."""
+    owners: dict[VirtualServer, ServiceKey] = {}
+    """For whom a virtual server is, after or else before."""
+    elements: dict[Element, tuple[Value | Absent, Value | Absent]] = {}
+    addresses: dict[str, bool] = {}
+    """Whether it is to be there."""
+
+
+_NOTHING = Compiled()
+
+
+class Planner:
+    """One family."""
+
+    def __init__(
+        self,
+        *,
+        family: Family,
+        host: HostConfig,
+        how: Scheduling,
+        marks: Mapping[ServiceKey, int] | None = None,
+    ) -> None:
+        """`marks`: those that services had before, to be kept."""
+        self.family, self._how = family, how
+        self.use_host(host)
+        self.views: dict[ServiceKey, ServiceView] = {}
+        self.servers: dict[VirtualServer, Served] = {}
+        self.elements: dict[Element, Value] = {}
+        self._compiled: dict[ServiceKey, Compiled] = {}
+        self._claims: Claims[tuple[str, str, int]] = Claims()
+        self._addresses: Counter[str] = Counter()
+        self._shared: Counter[Element] = Counter()
+        self.marks: dict[ServiceKey, int] = dict(marks or {})
+        self._free_marks: list[int] = []
+        self._next_mark = max((*self.marks.values(), _FIRST_MARK[family] - 2)) + 2
+
+    def use_host(self, host: HostConfig, *, node_port_addresses: Collection[str] = ()) -> None:
+        """Compile for these facts from now on; `node_port_addresses` where the host's config says all."""
+        config = host.families[self.family]
+        self._node_ips = [ip_address(node) for node in config.node_ips]
+        chosen = config.nodeport_addresses
+        self._node_port_addresses = tuple(node_port_addresses) if chosen is None else chosen
+
+    @property
+    def addresses(self) -> set[str]:
+        """What our interface is meant to hold."""
+        return {address for address, count in self._addresses.items() if count > 0}
+
+    def owners(self) -> dict[VirtualServer, ServiceKey]:
+        """For whom each virtual server is."""
+        found = {}
+        for key, compiled in self._compiled.items():
+            if compiled.marked is not None:
+                found[compiled.marked[0]] = key
+            protocol = key.rpartition("/")[0].rpartition("/")[2]
+            for place, (server, _) in compiled.servers.items():
+                if self._claims.owner((protocol, *place)) == key:
+                    found[server] = key
+        return found
+
+    def change(self, changes: Mapping[ServiceKey, ServiceView | None]) -> Change:
+        """Mean something else from now on (None: gone), and tell how that differs."""
+        change = Change({}, {}, {}, {})
+        touched: dict[tuple[str, int, str], None] = {}
+        for key, view in changes.items():
+            before = self._compiled.pop(key, _NOTHING)
+            after = self._compile(key, view) if view is not None else _NOTHING
+            if view is not None:
+                self.views[key], self._compiled[key] = view, after
+            else:
+                self.views.pop(key, None)
+                self._release_mark(key)
+            protocol = key.rpartition("/")[0].rpartition("/")[2]
+            old, new = (
+                {(protocol, *place): role for place, role in c.places.items()} for c in (before, after)
+            )
+            for _loser in self._claims.change(key, before=old, after=new):
+                pass
+            touched |= dict.fromkeys((*place, protocol) for place in (*before.places, *after.places))
+            self._count(change, before, after)
+            if before.marked != after.marked:
+                self._marked(change, key, before.marked, after.marked)
+        for address, port, protocol in touched:
+            self._place(change, protocol, (address, port))
+        return change
+
+    def _count(self, change: Change, before: Compiled, after: Compiled) -> None:
+        if before.addresses != after.addresses:
+            self._addresses.subtract(before.addresses)
+            self._addresses.update(after.addresses)
+            for address in (*before.addresses, *after.addresses):
+                change.addresses[address] = self._addresses[address] > 0
+        if before.hairpin != after.hairpin:
+            self._shared.subtract(before.hairpin)
+            self._shared.update(after.hairpin)
+            for element in (*before.hairpin, *after.hairpin):
+                self._element(change, element, None if self._shared[element] > 0 else ABSENT)
+
+    def _marked(
+        self,
+        change: Change,
+        key: ServiceKey,
+        before: tuple[VirtualServer, Served] | None,
+        after: tuple[VirtualServer, Served] | None,
+    ) -> None:
+        for served, there in ((before, False), (after, True)):
+            if served is not None:
+                server = served[0]
+                self._server(change, key, server, served[1] if there else None)
+                element = (rules.MARK_VALUES, rules.pack_mark(server.mark))
+                self._element(change, element, None if there else ABSENT)
+
+    def _place(self, change: Change, protocol: str, place: tuple[str, int]) -> None:
+        owner = self._claims.owner((protocol, *place))
+        compiled = self._compiled[owner] if owner is not None else _NOTHING
+        server = VirtualServer(self.family, PROTOCOLS[protocol], *place)
+        served = compiled.servers.get(place)
+        self._server(change, owner, server, served[1] if served else None)
+        packed = names.pack_frontend(place[0], Protocol(protocol), place[1])
+        wanted = compiled.elements.get(place, {})
+        known = [
+            (name, packed) for name in (rules.SERVICES, rules.NO_ENDPOINTS, rules.FIREWALL_IPS, rules.MARKS)
+        ]
+        known.append((rules.FIREWALL_SELF, names.pack_address(place[0]) + packed))
+        for element in known:
+            self._element(change, element, wanted.get(element, ABSENT))
+
+    def _server(
+        self, change: Change, owner: ServiceKey | None, server: VirtualServer, after: Served | None
+    ) -> None:
+        before = self.servers.get(server)
+        if before == after:
+            return
+        first = change.servers.get(server, (before, None))[0]
+        change.servers[server] = (first, after)
+        if owner is not None:
+            change.owners[server] = owner
+        if after is None:
+            self.servers.pop(server, None)
+        else:
+            self.servers[server] = after
+
+    def _element(self, change: Change, element: Element, after: Value | Absent) -> None:
+        before: Value | Absent = self.elements.get(element, ABSENT)
+        if before == after:
+            return
+        first = change.elements.get(element, (before, after))[0]
+        change.elements[element] = (first, after)
+        if isinstance(after, Absent):
+            self.elements.pop(element, None)
+        else:
+            self.elements[element] = after
+
+    def _compile(self, key: ServiceKey, view: ServiceView) -> Compiled:
+        service = view.service
+        found = Compiled({}, {}, {}, None, (), ())
+        wanted = [(service.cluster_ip, service.port, Role.CLUSTER_IP)]
+        wanted += [(address, service.port, Role.LOAD_BALANCER) for address in service.load_balancer_ips]
+        wanted += [(address, service.port, Role.EXTERNAL_IP) for address in service.external_ips]
+        if service.node_port:
+            wanted += [(address, service.node_port, Role.NODE_PORT) for address in self._node_port_addresses]
+        how = Scheduling(self._how.scheduler, service.affinity_seconds, self._how.flags)
+        local = bool(service.external_local and service.has_endpoints and view.local)
+        mark = self._mark(key) if local else 0
+        if not local:
+            self._release_mark(key)
+        for address, port, role in wanted:
+            place = (address, port)
+            if address and place not in found.places:
+                found.places[place] = role
+                self._serve(found, view, how, place, role)
+                found.elements[place] = self._elements(view, place, role, mark)
+        addresses = tuple(dict.fromkeys(a for a, _, role in wanted if a and role is not Role.NODE_PORT))
+        hairpin: tuple[Element, ...] = ()
+        if service.has_endpoints:
+            protocol = service.name.protocol
+            hairpin = tuple((rules.HAIRPIN, names.pack_hairpin(one, protocol)) for one in view.local)
+        marked = None
+        if mark:
+            server = VirtualServer(self.family, 0, "", 0, mark << MARK_SHIFT)
+            marked = (server, Served(how, frozenset(view.local)))
+        return msgspec.structs.replace(found, marked=marked, addresses=addresses, hairpin=hairpin)
+
+    def _serve(
+        self, found: Compiled, view: ServiceView, how: Scheduling, place: tuple[str, int], role: Role
+    ) -> None:
+        service = view.service
+        pool = view.local if role is Role.CLUSTER_IP and service.internal_local else view.cluster
+        if service.has_endpoints and pool:
+            server = VirtualServer(self.family, PROTOCOLS[service.name.protocol], *place)
+            found.servers[place] = (server, Served(how, frozenset(pool)))
+
+    def _elements(
+        self, view: ServiceView, place: tuple[str, int], role: Role, mark: int
+    ) -> dict[Element, Value]:
+        service = view.service
+        packed = names.pack_frontend(place[0], service.name.protocol, place[1])
+        found: dict[Element, Value] = {}
+        if not service.has_endpoints:
+            found[rules.NO_ENDPOINTS, packed] = f"{rules.REJECT}"
+        elif role is Role.CLUSTER_IP:
+            reached = view.local if service.internal_local else view.cluster
+            found[rules.SERVICES, packed] = rules.CLUSTER_IP if reached else "drop"
+        elif not service.external_local:
+            found[rules.SERVICES, packed] = rules.EXTERNAL if view.cluster else "drop"
+        elif mark:
+            found[rules.SERVICES, packed] = rules.LOCAL
+            found[rules.MARKS, packed] = rules.pack_mark(mark << MARK_SHIFT)
+        else:
+            found[rules.SERVICES, packed] = rules.LOCAL_NONE
+        if service.restrict_sources and place[0] in service.load_balancer_ips and role is not Role.NODE_PORT:
+            found |= self._firewall(service, place[0], packed)
+        return found
+
+    def _firewall(self, service: ServicePort, address: str, packed: bytes) -> dict[Element, Value]:
+        if not service.source_ranges:
+            return {(rules.FIREWALL_IPS, packed): "drop"}
+        ranges = names.collapse(service.source_ranges)
+        if ranges[0].endswith("/0"):
+            return {}
+        found: dict[Element, Value] = {(rules.FIREWALL_IPS, packed): names.firewall_chain(ranges)}
+        if any(node in ip_network(cidr) for node in self._node_ips for cidr in ranges):
+            found[rules.FIREWALL_SELF, names.pack_address(address) + packed] = None
+        return found
+
+    def firewalls(self) -> dict[str, tuple[str, ...]]:
+        """The chains of source ranges that are in use: name and ranges."""
+        found = {}
+        for view in self.views.values():
+            service = view.service
+            if service.restrict_sources and service.load_balancer_ips and service.source_ranges:
+                ranges = names.collapse(service.source_ranges)
+                if not ranges[0].endswith("/0"):
+                    found[names.firewall_chain(ranges)] = ranges
+        return found
+
+    def _mark(self, key: ServiceKey) -> int:
+        mark = self.marks.get(key)
+        if mark is None:
+            mark = self._free_marks.pop() if self._free_marks else self._next_mark
+            if mark == self._next_mark:
+                self._next_mark += 2
+            self.marks[key] = mark
+        return mark
+
+    def _release_mark(self, key: ServiceKey) -> None:
+        mark = self.marks.pop(key, None)
+        if mark is not None:
+            self._free_marks.append(mark)

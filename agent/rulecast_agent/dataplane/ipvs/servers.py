@@ -1,0 +1,152 @@
+"""Virtual servers in the kernel: bringing them to what is meant, and letting endpoints that go drain."""
+
+import errno
+from collections.abc import Callable, Iterable, Mapping
+
+from rulecast.model import Endpoint
+from rulecast_agent.dataplane.ipvs.planner import Served
+from rulecast_agent.kernel.ipvs import PROTOCOLS, Ipvs, Scheduling, Table, VirtualServer, words
+from rulecast_agent.kernel.netlink_batch import Request
+
+_UDP = PROTOCOLS["UDP"]
+_HARMLESS = {errno.EEXIST, errno.ESRCH}
+"""Someone made or deleted it meanwhile; a read-back tells what is there."""
+
+
+class Servers:
+    """All families' virtual servers, as we believe the kernel has them.
+
+    An endpoint that goes has no weight until its connections end, and a virtual server without endpoints
+    stays as long, so that open connections go on; UDP endpoints go at once (kube-proxy's graceful
+    termination).
+    """
+
+    def __init__(self, ipvs: Ipvs) -> None:
+        self._ipvs = ipvs
+        self.held: dict[VirtualServer, tuple[Scheduling, set[Endpoint]]] = {}
+        self.draining: dict[VirtualServer, set[Endpoint]] = {}
+        """Without weight. A server all of whose endpoints are here is to go with the last one."""
+
+    def serve(self, wanted: Mapping[VirtualServer, Served]) -> dict[VirtualServer, str]:
+        """Make servers and endpoints that are missing; what was refused, in words."""
+        requests: list[Request] = []
+        about: list[VirtualServer] = []
+
+        def ask(server: VirtualServer, request: Request) -> None:
+            requests.append(request)
+            about.append(server)
+
+        for server, served in wanted.items():
+            held = self.held.get(server)
+            if held is None:
+                ask(server, self._ipvs.add(server, served.how))
+            elif held[0] != served.how:
+                ask(server, self._ipvs.edit(server, served.how))
+            there = held[1] if held else set()
+            draining = self.draining.get(server, set())
+            for endpoint in sorted(served.endpoints):
+                if endpoint in draining:
+                    ask(server, self._ipvs.weigh_destination(server, endpoint, 1))
+                elif endpoint not in there:
+                    ask(server, self._ipvs.add_destination(server, endpoint))
+        refused = self._commit(requests, about)
+        for server, served in wanted.items():
+            if server not in refused:
+                draining = self.draining.get(server, set()) - served.endpoints
+                there = self.held[server][1] if server in self.held else set()
+                self.held[server] = (served.how, there | served.endpoints)
+                self._set_draining(server, draining)
+        return refused
+
+    def retire(
+        self, wanted: Mapping[VirtualServer, Served | None], *, is_udp: Callable[[VirtualServer], bool]
+    ) -> None:
+        """Take the weight from endpoints that are not wanted, and delete what nothing is open to."""
+        requests: list[Request] = []
+        about: list[VirtualServer] = []
+        for server, served in wanted.items():
+            held = self.held.get(server)
+            if held is None:
+                continue
+            gone = held[1] - (served.endpoints if served else frozenset())
+            if is_udp(server):
+                if served is None:
+                    requests.append(self._ipvs.delete(server))
+                    del self.held[server]
+                    self.draining.pop(server, None)
+                else:
+                    requests += [self._ipvs.delete_destination(server, endpoint) for endpoint in sorted(gone)]
+                    held[1].difference_update(gone)
+            else:
+                draining = self.draining.get(server, set())
+                requests += [
+                    self._ipvs.weigh_destination(server, endpoint, 0) for endpoint in sorted(gone - draining)
+                ]
+                self._set_draining(server, draining | gone)
+            about += [server] * (len(requests) - len(about))
+        self._commit(requests, about)
+
+    def sweep(self, table: Table) -> list[VirtualServer]:
+        """Delete what has drained, by what `table` tells; the servers that went with it."""
+        requests: list[Request] = []
+        about: list[VirtualServer] = []
+        left = []
+        for server, draining in list(self.draining.items()):
+            there = table.get(server, {})
+            done = {one for one in draining if one not in there or not there[one].connections}
+            if server not in self.held:
+                self._set_draining(server, set())
+                continue
+            held = self.held[server][1]
+            requests += [self._ipvs.delete_destination(server, one) for one in sorted(done) if one in there]
+            held -= done
+            self._set_draining(server, draining - done)
+            if not held:
+                requests.append(self._ipvs.delete(server))
+                del self.held[server]
+                left.append(server)
+            about += [server] * (len(requests) - len(about))
+        self._commit(requests, about)
+        return left
+
+    def table(self) -> Table:
+        """Every virtual server of the kernel, with the connections of its endpoints."""
+        return self._ipvs.table({server.mark: server.family for server in self.held if server.mark})
+
+    def read(self, ours: Callable[[VirtualServer], bool]) -> Table:
+        """Believe what the kernel has; gives its table."""
+        services = self._ipvs.services()
+        families = {server.mark: server.family for server in services if server.mark}
+        table = self._ipvs.table(families)
+        self.held = {
+            server: (how, set(table.get(server, {}))) for server, how in services.items() if ours(server)
+        }
+        for server in self.held:
+            without = {one for one, state in table.get(server, {}).items() if state.weight == 0}
+            self._set_draining(server, without)
+        for server in [server for server in self.draining if server not in self.held]:
+            del self.draining[server]
+        return table
+
+    def delete(self, servers: Iterable[VirtualServer]) -> None:
+        """Delete servers with all that is open."""
+        gone = list(servers)
+        self._commit([self._ipvs.delete(server) for server in gone], gone)
+        for server in gone:
+            self.held.pop(server, None)
+            self.draining.pop(server, None)
+
+    def _set_draining(self, server: VirtualServer, endpoints: set[Endpoint]) -> None:
+        if endpoints:
+            self.draining[server] = endpoints
+        else:
+            self.draining.pop(server, None)
+
+    def _commit(self, requests: list[Request], about: list[VirtualServer]) -> dict[VirtualServer, str]:
+        failed = self._ipvs.commit(requests)
+        return {about[at]: words(code) for at, code in failed.items() if code not in _HARMLESS}
+
+
+def is_udp(server: VirtualServer) -> bool:
+    """Of an address; marks need their service's word."""
+    return server.protocol == _UDP
