@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from tests.conformance.cases import Case
 from tests.conformance.compare import Difference, Known, Seen
 from tests.conformance.places import BACKENDS, NODES, SECOND
-from tests.conformance.wanted import Wanted
+from tests.conformance.wanted import Wanted, usable
 from tests.netns.objects import CLUSTER_IP, EXTERNAL_IP, VIP
 
 _REFUSED = Seen(frozenset({("refused", "")}))
@@ -63,6 +63,24 @@ def _to_itself_through_another_node(difference: Difference, service: Wanted | No
     return only_ours <= {("dropped", "")} and backends == {case.client}
 
 
+def _ranges_without_endpoints(difference: Difference, service: Wanted | None, _: Wanted | None) -> bool:
+    """A source that ranges leave out, at a VIP without endpoints: theirs refuses, ours drops."""
+    case = difference.case
+    return (
+        service is not None
+        and bool(service.ranges)
+        and case.address == service.addresses(case.family).get(VIP)
+        and difference.ours == _LOST[0]
+        and difference.theirs == _REFUSED
+        and not any(
+            usable(endpoint)
+            for each in service.slices
+            if each.family == case.family
+            for endpoint in each.endpoints
+        )
+    )
+
+
 def _other_nodes(node: str) -> set[str]:
     return {
         address
@@ -87,6 +105,7 @@ KNOWN: Mapping[str, Known] = {
             _own_packets_to_external_addresses,
         ),
         ("node port at another address", "the node port of a Service without", _node_port_elsewhere),
+        ("ranges of a VIP without endpoints", "a source that `loadBal", _ranges_without_endpoints),
         ("to itself through another node", "a pod that asks another node", _to_itself_through_another_node),
     )
 }

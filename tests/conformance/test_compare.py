@@ -95,3 +95,13 @@ def test_some_differences_are_those_of_one_mode(mode: str, name: str | None) -> 
     case = Case(1, "outside", "10.96.0.1", 9, Protocol.TCP)
     found = Difference(case, seen([Answer(Verdict.REFUSED, None)]), seen([DROPPED]))
     assert known(found, SERVICE, None, mode) == name
+
+
+def test_in_iptables_mode_a_source_out_of_the_ranges_is_refused_only_without_endpoints() -> None:
+    ranged = dataclasses.replace(SERVICE, ranges=("10.0.0.0/8",))
+    found = difference("203.0.113.1", seen([DROPPED]), seen([Answer(Verdict.REFUSED, None)]))
+    assert known(found, ranged, None, "iptables") == "ranges of a VIP without endpoints"
+    with_endpoint = dataclasses.replace(
+        ranged, slices=(Slice(0, Family.IPV4, (Endpoint("A"),), (("", 8080, "TCP"),)),)
+    )
+    assert known(found, with_endpoint, None, "iptables") is None

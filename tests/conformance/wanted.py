@@ -167,6 +167,13 @@ class Wanted:
         }
 
 
+def usable(endpoint: Endpoint) -> bool:
+    """Whether it may get traffic: ready, or serving until its end when nothing is ready."""
+    conditions = CONDITIONS[endpoint.state]
+    serving = conditions.get("serving", True)
+    return bool(conditions.get("ready", True) or (serving and conditions.get("terminating", False)))
+
+
 def _endpoint(endpoint: Endpoint, family: Family) -> Object:
     place = BACKENDS[endpoint.who]
     made: Object = {"addresses": [place.addresses[family]], "conditions": CONDITIONS[endpoint.state]}
