@@ -46,8 +46,13 @@ gen-check: setup
 unit: setup
 	$(PY) -m pytest -q -n 2 --dist loadfile -m "not netns and not realapi"
 
+# The tables of packets once more in each of the other modes, side by side: they mostly wait.
 netns: setup
 	$(PY) -m pytest -q -m netns
+	@$(MAKE) --no-print-directory -j 2 --output-sync=target tables-iptables-nft tables-iptables-legacy
+
+tables-%:
+	MODE=$* $(PY) -m pytest -q $(addprefix tests/netns/test_,semantics.py variants.py changes.py odd_packets.py)
 
 bench: setup
 	$(PY) -m bench --save
