@@ -15,7 +15,8 @@ def explained(scenario: Scenario, step: int, found: Sequence[Difference]) -> Ite
             services = {each.number: each for each in state.services}
             lines = list(_lines(services[number])) if number in services else ["none"]
             zones = " ".join(f"{node}={zone or '-'}" for node, zone in state.zones)
-            yield f"  step {index} ({zones}):"
+            hurried = ", not waited for" if state.hurried else ""
+            yield f"  step {index} ({zones}{hurried}):"
             yield from (f"    {line}" for line in lines)
 
 

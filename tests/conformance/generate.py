@@ -30,6 +30,8 @@ class State:
     services: tuple[Wanted, ...]
     zones: tuple[tuple[str, str], ...]
     """Of each node."""
+    hurried: bool = False
+    """Nobody waits for it: the next one comes at once."""
 
     def objects(self) -> list[Object]:
         """Nodes, then each Service with its slices."""
@@ -53,7 +55,9 @@ class Scenario:
         return Scenario(
             self.seed,
             tuple(
-                State(tuple(each for each in state.services if each.number in numbers), state.zones)
+                dataclasses.replace(
+                    state, services=tuple(each for each in state.services if each.number in numbers)
+                )
                 for state in self.states
             ),
         )
@@ -63,8 +67,8 @@ def scenario(seed: int, *, services: int = SERVICES, steps: int = STEPS) -> Scen
     """The scenario of a seed."""
     draw = _Draw(seed)
     states = [draw.first(services)]
-    while len(states) < steps:
-        states.append(draw.next(states[-1]))
+    for _ in range(steps - 1):
+        states += draw.next(states[-1])
     return Scenario(seed, tuple(states))
 
 
@@ -77,7 +81,15 @@ class _Draw:
         zones = tuple((name, self._random.choice(_ZONES)) for name in NODES)
         return State(tuple(self.service(number) for number in sorted(numbers)), zones)
 
-    def next(self, state: State) -> State:
+    def next(self, state: State) -> list[State]:
+        """The next step: sometimes by way of others that nobody waits for."""
+        states: list[State] = []
+        for hurried in (*self._random.choice([(), (), (), (True,), (True, True)]), False):
+            state = dataclasses.replace(self._changed(state), hurried=hurried)
+            states.append(state)
+        return states
+
+    def _changed(self, state: State) -> State:
         """Some services change, go and come; now and then a node moves to another zone."""
         services = []
         for each in state.services:

@@ -98,6 +98,9 @@ def _first_difference(
     with Staying(judge.twins) as staying:
         for step in range(1, len(played.states) + 1):
             states = played.states[:step]
+            if states[-1].hurried:
+                judge.twins.put(states[-1].objects())
+                continue
             judge.settle(states[-1].objects())
             services = {each.number: each for each in states[-1].services}
             asked = cases(played.seed, states)
@@ -115,10 +118,14 @@ def _first_difference(
 def _unexplained(
     found: list[Difference], states: Sequence[State], mode: str, counts: Counter[str]
 ) -> list[Difference]:
-    now, before = ({each.number: each for each in state.services} for state in (states[-1], states[-2:][0]))
+    since = next((index for index in range(len(states) - 2, -1, -1) if not states[index].hurried), 0)
+    recent = [{each.number: each for each in state.services} for state in states[since:]]
     left = []
     for each in found:
-        name = known(each, now.get(each.case.service), before.get(each.case.service), mode)
+        before, *later = (services.get(each.case.service) for services in recent)
+        # What was there for a moment may have been seen.
+        names = (known(each, service, before, mode) for service in reversed(later or [before]))
+        name = next(filter(None, names), None)
         if name is None:
             left.append(each)
         else:

@@ -61,7 +61,7 @@ class Staying(contextlib.AbstractContextManager["Staying"]):
         return [Difference(pair.case, *seen) for pair, seen in became.items() if seen[0] != seen[1]]
 
     def _ask(self, pairs: Sequence[Pair]) -> dict[Pair, tuple[Seen, Seen]]:
-        answers = list(self._pool.map(Flow.ask, (flow for pair in pairs for flow in pair.flows)))
+        answers = list(self._pool.map(Flow.ask_where, (flow for pair in pairs for flow in pair.flows)))
         return {
             pair: (_became(pair.backend, ours), _became(pair.backend, theirs))
             for pair, ours, theirs in zip(pairs, answers[::2], answers[1::2], strict=True)
@@ -97,7 +97,7 @@ class Staying(contextlib.AbstractContextManager["Staying"]):
             flow = make(side.client(case.host), case.address, case.port, next(_source_ports))
         except OSError:
             return None
-        answer = flow.ask()
+        answer = flow.ask_where()
         if answer in ("refused", "dropped"):
             flow.__exit__()
             return None

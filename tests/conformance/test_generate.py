@@ -33,7 +33,8 @@ def test_seeds_make_different_scenarios() -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_each_step_differs_from_the_one_before(seed: int) -> None:
     states = scenario(seed).states
-    assert len(states) == STEPS
+    assert len([each for each in states if not each.hurried]) == STEPS
+    assert not states[-1].hurried
     assert all(before != after for before, after in itertools.pairwise(states))
 
 
@@ -99,6 +100,10 @@ def test_what_is_gone_is_asked_for_in_the_next_step() -> None:
 
     seed = next(seed for seed in SEEDS if gone(seed))
     assert gone(seed) & {each.service for each in cases(seed, scenario(seed).states[:2])}
+
+
+def test_some_steps_are_taken_by_way_of_states_that_nobody_waits_for() -> None:
+    assert {state.hurried for seed in SEEDS for state in scenario(seed).states} == {True, False}
 
 
 def test_a_scenario_can_be_reduced_to_some_services() -> None:

@@ -33,9 +33,14 @@ class Flow:
 
     def ask(self) -> str:
         """Who answers the next line or datagram: a backend's name, "refused" or "dropped"."""
+        return self.ask_where().partition(":")[0]
+
+    def ask_where(self) -> str:
+        """The same with the backend's port: `NAME:PORT`."""
         try:
             self._socket.send(b"?\n")
-            return self._socket.recv(4096).decode().split()[0]
+            words = self._socket.recv(4096).decode().split()
+            return f"{words[0]}:{words[3]}"
         except TimeoutError:
             return "dropped"
         except ConnectionError:
