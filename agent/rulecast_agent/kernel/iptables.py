@@ -1,5 +1,6 @@
 """Running iptables-restore and iptables-save of one backend and family."""
 
+import ctypes
 import enum
 import shutil
 import socket
@@ -186,8 +187,6 @@ def _first_error(text: str) -> str:
 
 
 def _get_info(descriptor: int, level: int, table: str) -> tuple[int, int]:
-    import ctypes
-
     libc = ctypes.CDLL(None, use_errno=True)
     buffer = ctypes.create_string_buffer(_INFO.pack(table.encode(), *[0] * 13), _INFO.size)
     size = ctypes.c_uint32(_INFO.size)

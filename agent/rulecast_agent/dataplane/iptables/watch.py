@@ -20,7 +20,10 @@ class Watch:
 
     def __init__(self, *, backend: Backend, iptables: Sequence[Iptables], clock: Callable[[], float]) -> None:
         self._iptables, self._clock = iptables, clock
-        self._socket = NftSocket() if backend is Backend.NFT else None
+        try:
+            self._socket = NftSocket() if backend is Backend.NFT else None
+        except OSError as error:
+            raise IptablesMissing(f"nf_tables netlink socket: {error.strerror}") from None
         self._seen: object = None
         self._before: object = None
         self._commits = 0
