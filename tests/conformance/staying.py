@@ -119,4 +119,4 @@ def _became(backend: str, answer: str) -> Seen:
 def _late(pair: Pair, seen: tuple[Seen, Seen]) -> bool:
     """Whether another turn may change what differs. UDP flows that ours alone removed do not come back."""
     ours, theirs = seen
-    return ours != theirs and (ours == STAYS or pair.case.protocol is Protocol.TCP)
+    return ours != theirs and (theirs != STAYS or pair.case.protocol is Protocol.TCP)
