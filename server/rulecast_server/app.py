@@ -1,6 +1,7 @@
 """`rulecast server`: composition of source, projector, log, gRPC and HTTP."""
 
 import asyncio
+import contextlib
 import logging
 import resource
 import signal
@@ -38,7 +39,8 @@ def main(argv: Sequence[str]) -> int:
 def _allow_many_connections() -> None:
     """Each agent is a file; the soft limit that many systems set is 1,024, for programs that select()."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 async def _serve(settings: ServerSettings) -> int:

@@ -79,3 +79,13 @@ def test_what_could_not_start_is_owed_to_the_next_retry(make: Make) -> None:
     assert receipt.errors == {}
     assert dataplane.verify().count == 0
     assert "172.30.0.41" in listing()
+
+
+def test_services_that_went_before_a_start_worked_are_not_programmed(make: Make) -> None:
+    nft_command = Picky("rulecast")
+    dataplane = make(nft=nft_command)
+    with pytest.raises(DataplaneError):
+        dataplane.apply(update(VIEWS, full=True), HOST)
+    nft_command.word = ""
+    dataplane.apply(update({}, full=True), HOST)
+    assert "172.30.0.41" not in listing()

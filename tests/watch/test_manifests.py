@@ -286,13 +286,26 @@ async def test_a_mounted_config_map_changes_by_its_link(tmp_path: Path) -> None:
         assert seen.since(mark) == [("services", "web", "set")]
 
 
-async def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
-    """Opening a FIFO lasts until somebody writes to it."""
-    os.mkfifo(tmp_path / "pipe.yaml")
-    (tmp_path / "folder.yaml").mkdir()
+@pytest.mark.parametrize("kind", ["FIFO", "loop of links"])
+async def test_what_takes_the_place_of_a_file_and_cannot_be_read_is_told_and_deletes_nothing(
+    tmp_path: Path, kind: str
+) -> None:
     replace(tmp_path / "a.yaml", service("web"))
+    (tmp_path / "folder.yaml").mkdir()
     async with watching(tmp_path) as (source, seen):
         await eventually(lambda: ("services", "default", "web") in seen.objects)
+        (tmp_path / "a.yaml").unlink()
+        if kind == "FIFO":
+            # Opening it lasts until somebody writes to it.
+            os.mkfifo(tmp_path / "a.yaml")
+        else:
+            (tmp_path / "a.yaml").symlink_to("a.yaml")
+        await eventually(lambda: source.problems() != [])
+        assert str(tmp_path / "a.yaml") in source.problems()[0]
+        assert ("services", "default", "web") in seen.objects
+        (tmp_path / "a.yaml").unlink()
+        replace(tmp_path / "a.yaml", service("other"))
+        await eventually(lambda: ("services", "default", "other") in seen.objects)
         assert source.problems() == []
 
 

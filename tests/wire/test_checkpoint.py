@@ -121,3 +121,18 @@ async def test_a_save_that_fails_is_reported_and_tried_again(tmp_path, caplog) -
     assert not writer.error
     task.cancel()
     await asyncio.wait((task,))
+
+
+@pytest.mark.asyncio
+async def test_a_clock_that_is_set_back_keeps_nothing_from_being_saved(tmp_path) -> None:
+    times = iter((1000.0, 10.0, 11.0))
+    writer = CheckpointWriter(
+        CheckpointFile(tmp_path, "n1"), lambda: CONTENTS, interval=0.0, clock=lambda: next(times)
+    )
+    task = asyncio.create_task(writer.run())
+    for saves in (1, 2, 3):
+        writer.changed()
+        await eventually(lambda: writer.saves == saves)  # noqa: B023
+    assert writer.saved_at == 11.0
+    task.cancel()
+    await asyncio.wait((task,))

@@ -48,7 +48,7 @@ def many(count: int, *, port: int = 8080) -> EndpointSet:
     return EndpointSet(
         members=tuple(
             sorted(
-                Endpoint(f"2001:db80:1234:5678:9abc:def0:{i >> 16:04x}:{i & 0xFFFF:04x}", port)
+                Endpoint(f"2001:db80:1234:5678:9abc:def0:{0x1000 | i >> 12:x}:{0x1000 | i & 0xFFF:x}", port)
                 for i in range(count)
             )
         )

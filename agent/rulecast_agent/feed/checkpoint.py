@@ -21,6 +21,8 @@ import xxhash
 import zstandard
 
 from rulecast.model import ClusterInfo, EndpointSet, Kind, NodeInfo, ResourceId, Scope, ServicePort, Value
+from rulecast.wire.messages import WireError
+from rulecast.wire.validate import check_key, check_value
 
 _log = logging.getLogger(__name__)
 
@@ -93,7 +95,12 @@ def decode_checkpoint(data: bytes) -> Checkpoint:
             raise CheckpointError(f"{len(plain)} bytes decompressed instead of {plain_length}")
         record = msgspec.msgpack.decode(plain, type=_Record)
         contents = [(Scope(each.scope), _resources(each)) for each in record.scopes]
-    except (zstandard.ZstdError, msgspec.MsgspecError, ValueError) as error:
+        for _, resources in contents:
+            for resource, value in resources:
+                if resource.key:
+                    check_key(resource.key)
+                check_value(value)
+    except (zstandard.ZstdError, msgspec.MsgspecError, ValueError, WireError) as error:
         raise CheckpointError(f"unreadable: {error}") from None
     return Checkpoint(node_name=record.node_name, saved_at=record.saved_at, contents=contents)
 
@@ -205,6 +212,8 @@ class CheckpointWriter:
         self._clock = clock
         self._changed = asyncio.Event()
         self._lock = threading.Lock()
+        self._taken = self._saved = 0
+        """Numbers of the contents taken last and saved last. Not times: a clock may be set back."""
 
     def changed(self) -> None:
         """There is something newer than what was saved."""
@@ -216,8 +225,7 @@ class CheckpointWriter:
             while True:
                 await self._changed.wait()
                 self._changed.clear()
-                contents, now = self._contents(), self._clock()
-                saving = asyncio.ensure_future(asyncio.to_thread(self._save, contents, now))
+                saving = asyncio.ensure_future(asyncio.to_thread(self._save, *self._take()))
                 try:
                     await asyncio.shield(saving)
                 except asyncio.CancelledError:
@@ -227,12 +235,17 @@ class CheckpointWriter:
                 await asyncio.sleep(self._interval)
         finally:
             if self._changed.is_set():
-                self._save(self._contents(), self._clock())
+                self._save(*self._take())
 
-    def _save(self, contents: Contents, now: float) -> None:
+    def _take(self) -> tuple[Contents, float, int]:
+        self._taken += 1
+        return self._contents(), self._clock(), self._taken
+
+    def _save(self, contents: Contents, now: float, number: int) -> None:
         # The last save of a run may find one that was cancelled still at work in its thread.
         with self._lock:
-            if self.saved_at is None or self.saved_at <= now:
+            if number > self._saved:
+                self._saved = number
                 self._try(contents, now)
 
     def _try(self, contents: Contents, now: float) -> None:

@@ -20,6 +20,7 @@ from rulecast.wire.messages import (
     Upsert,
     WireError,
 )
+from rulecast.wire.validate import check_endpoints, check_key, check_value
 
 _MAX_DECOMPRESSED = 16 << 20
 _SETS = {
@@ -112,9 +113,10 @@ def _operation(change: pb.Change) -> Operation | None:
         resource = ResourceId(kind, sys.intern(message.key))
         if message.removed:
             return Removal(resource)
-        return SetChange(
-            resource, _members(message.add), _members(message.remove), message.ready, message.trigger_time_ms
-        )
+        check_key(message.key)
+        add, remove = _members(message.add), _members(message.remove)
+        check_endpoints(add)
+        return SetChange(resource, add, remove, message.ready, message.trigger_time_ms)
     if field == "service":
         return _service(change.service)
     if field == "service_removed":
@@ -123,8 +125,9 @@ def _operation(change: pb.Change) -> Operation | None:
         return _node(change.node)
     if field == "node_removed":
         return Removal(_NODE)
-    cidrs = tuple(change.cluster.service_cidrs)
-    return Upsert(_CLUSTER, ClusterInfo(service_cidrs=cidrs), _payload(change.cluster))
+    cluster = ClusterInfo(service_cidrs=tuple(change.cluster.service_cidrs))
+    check_value(cluster)
+    return Upsert(_CLUSTER, cluster, _payload(change.cluster))
 
 
 def _payload(message: pb.Service | pb.Node | pb.Cluster) -> bytes:
@@ -155,6 +158,7 @@ def _service(message: pb.Service) -> Upsert:
         health_check_node_port=message.health_check_node_port,
         has_endpoints=message.has_endpoints,
     )
+    check_value(port)
     return Upsert(ResourceId(Kind.SERVICE, key), port, _payload(message))
 
 
@@ -166,4 +170,5 @@ def _node(message: pb.Node) -> Upsert:
         pod_cidrs=tuple(message.pod_cidrs),
         eligible=message.eligible,
     )
+    check_value(node)
     return Upsert(_NODE, node, _payload(message))

@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from stat import S_ISREG
 from typing import NamedTuple
 
 import msgspec
@@ -56,6 +57,9 @@ def parse_file(path: Path) -> list[FileObject]:
     Raises ManifestError when anything in it cannot be read: half a file must not pass for a whole one.
     """
     try:
+        # Opening a FIFO would wait for its writer for ever.
+        if not S_ISREG(path.stat().st_mode):
+            raise ManifestError(f"{path}: not a regular file")
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ManifestError(f"{path}: {error.strerror}") from None

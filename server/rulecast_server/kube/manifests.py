@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from stat import S_ISREG
+from stat import S_ISDIR
 
 import msgspec
 
@@ -154,10 +154,13 @@ class ManifestSource:
                 try:
                     # Through links: a mounted ConfigMap is made of them. A dangling one is no file.
                     stat = entry.stat()
-                except OSError:
+                except FileNotFoundError:
                     continue
-                # Opening a FIFO would wait for its writer for ever.
-                if not S_ISREG(stat.st_mode):
+                except OSError as error:
+                    # There, and not to be read: not a deletion.
+                    found[entry.name] = (-1, error.errno or 0, 0)
+                    continue
+                if S_ISDIR(stat.st_mode):
                     continue
                 found[entry.name] = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
         return found

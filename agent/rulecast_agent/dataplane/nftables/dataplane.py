@@ -80,8 +80,8 @@ class NftablesDataplane:
         if self._host is None or not (self._owed or self._unknown):
             return None
         if not self._started:
-            update = Update(revision=self._revision, full=True, services={}, node=None, cluster=ClusterInfo())
-            return self._start(update, self._host)
+            owed = Update(revision=self._revision, full=False, services={}, node=None, cluster=ClusterInfo())
+            return self._start(owed, self._host)
         return self._transact(dict(self._owed), self._host)
 
     def check(self) -> Drift | None:
@@ -135,9 +135,7 @@ class NftablesDataplane:
 
     def _start(self, update: Update, host: HostConfig) -> Receipt:
         begin = time.perf_counter()
-        wanted = (
-            dict(update.services) if update.full and update.services else {**self._owed, **update.services}
-        )
+        wanted = dict(update.services) if update.full else {**self._owed, **update.services}
         views = {key: view for key, view in wanted.items() if view is not None}
         self._host = host
         errors: dict[ServiceKey, str] = {}
