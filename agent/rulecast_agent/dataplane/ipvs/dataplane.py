@@ -3,6 +3,7 @@
 import errno
 import time
 from collections.abc import Callable, Mapping
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 
 import msgspec
@@ -58,6 +59,7 @@ class IpvsDataplane:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._options = options or Options()
+        self._exclude = [ip_network(cidr) for cidr in self._options.exclude_cidrs]
         self._nft: Execer = nft or NftCommand()
         self._clock = clock
         self._ipvs: Ipvs | None = None
@@ -246,6 +248,7 @@ class IpvsDataplane:
         servers.read(
             lambda server: (
                 server.family in held
+                and not self._excluded(server)
                 and _ours(server, held[server.family], addresses[server.family], server.family)
             )
         )
@@ -275,6 +278,13 @@ class IpvsDataplane:
             if mine:
                 _add(found, tables.change(mine))
 
+    def _excluded(self, server: VirtualServer) -> bool:
+        """Not to be taken for ours, wherever it is."""
+        if server.mark or not self._exclude:
+            return False
+        address = ip_address(server.address)
+        return any(address in network for network in self._exclude)
+
     def _verify(self) -> Drift:
         begin = self._clock()
         lines: list[str] = []
@@ -286,6 +296,7 @@ class IpvsDataplane:
                     server in known
                     or (
                         server.family in self._families
+                        and not self._excluded(server)
                         and self._families[server.family].owns(server, held[server.family])
                     )
                 )

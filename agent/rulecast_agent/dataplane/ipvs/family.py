@@ -136,6 +136,8 @@ class IpvsFamily:
 
     def retire_addresses(self) -> None:
         """Take addresses off the interface to which no server is left."""
+        if not self._leaving:
+            return
         used = {server.address for server in self._servers.held}
         gone = {address for address in self._leaving if address not in used}
         if gone:

@@ -42,7 +42,7 @@ class PacketTable:
 
     def add_firewalls(self, firewalls: Mapping[str, tuple[str, ...]]) -> None:
         """Make the chains of source ranges that are not there yet."""
-        new = {name: cidrs for name, cidrs in firewalls.items() if name not in self._firewalls}
+        new = {name: firewalls[name] for name in firewalls.keys() - self._firewalls}
         if new:
             self._nft.run(rules.firewall_script(self._family, new))
             self._firewalls |= new.keys()

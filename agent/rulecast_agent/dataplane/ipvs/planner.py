@@ -13,11 +13,13 @@ from rulecast_agent.dataplane.base import HostConfig
 from rulecast_agent.dataplane.claims import Claims, Role
 from rulecast_agent.dataplane.ipvs import rules
 from rulecast_agent.dataplane.nftables import names
-from rulecast_agent.kernel.ipvs import PROTOCOLS, Scheduling, VirtualServer
+from rulecast_agent.kernel.ipvs import FALLBACK, PROTOCOLS, Scheduling, VirtualServer
 from rulecast_agent.kernel.nft_netlink import Value
 
 MARK_SHIFT = 16
-"""Marks of virtual servers are numbers in the upper half; the lower one is for the masquerade bit."""
+"""Marks of virtual servers are numbers in the upper half; the masquerade bit is in the lower one."""
+_MARK_TAIL = 0x0C57
+"""IPVS takes any packet with a server's mark: ours must not be equal to what others mark with."""
 _FIRST_MARK = {Family.IPV4: 2, Family.IPV6: 3}
 """/proc/net/ip_vs does not tell a mark's family: even numbers are IPv4's, odd ones IPv6's."""
 Element = tuple[str, bytes]
@@ -49,6 +51,8 @@ class Compiled(msgspec.Struct, frozen=True, gc=False):
     addresses: tuple[str, ...] = ()
     """For our interface."""
     hairpin: tuple[Element, ...] = ()
+    ranges: tuple[str, ...] = ()
+    """Of sources, collapsed; empty where no chain has to look."""
 
 
 class Change(msgspec.Struct):
@@ -87,6 +91,8 @@ class Planner:
         self._claims: Claims[tuple[str, str, int]] = Claims()
         self._addresses: Counter[str] = Counter()
         self._shared: Counter[Element] = Counter()
+        self._ranges: Counter[tuple[str, ...]] = Counter()
+        self._firewalls: dict[str, tuple[str, ...]] = {}
         self.marks: dict[ServiceKey, int] = dict(marks or {})
         self._free_marks: list[int] = []
         self._next_mark = max((*self.marks.values(), _FIRST_MARK[family] - 2)) + 2
@@ -153,6 +159,19 @@ class Planner:
             for element in (*before.hairpin, *after.hairpin):
                 self._element(change, element, None if self._shared[element] > 0 else ABSENT)
 
+        if before.ranges != after.ranges:
+            self._count_ranges(before.ranges, -1)
+            self._count_ranges(after.ranges, 1)
+
+    def _count_ranges(self, ranges: tuple[str, ...], by: int) -> None:
+        if not ranges:
+            return
+        self._ranges[ranges] += by
+        if self._ranges[ranges]:
+            self._firewalls[names.firewall_chain(ranges)] = ranges
+        else:
+            del self._ranges[ranges], self._firewalls[names.firewall_chain(ranges)]
+
     def _marked(
         self,
         change: Change,
@@ -210,7 +229,7 @@ class Planner:
 
     def _compile(self, key: ServiceKey, view: ServiceView) -> Compiled:
         service = view.service
-        found = Compiled({}, {}, {}, None, (), ())
+        found = Compiled({}, {}, {})
         wanted = [(service.cluster_ip, service.port, Role.CLUSTER_IP)]
         wanted += [(address, service.port, Role.LOAD_BALANCER) for address in service.load_balancer_ips]
         wanted += [(address, service.port, Role.EXTERNAL_IP) for address in service.external_ips]
@@ -234,9 +253,15 @@ class Planner:
             hairpin = tuple((rules.HAIRPIN, names.pack_hairpin(one, protocol)) for one in view.local)
         marked = None
         if mark:
-            server = VirtualServer(self.family, 0, "", 0, mark << MARK_SHIFT)
+            if how.persistence:
+                # With persistence at a mark the kernel leaves a packet's port as it is (ip_vs_sched_persist).
+                how = Scheduling("mh", 0, FALLBACK)
+            server = VirtualServer(self.family, 0, "", 0, _mark_value(mark))
             marked = (server, Served(how, frozenset(view.local)))
-        return msgspec.structs.replace(found, marked=marked, addresses=addresses, hairpin=hairpin)
+        ranges = _ranges(service) if service.load_balancer_ips else ()
+        return msgspec.structs.replace(
+            found, marked=marked, addresses=addresses, hairpin=hairpin, ranges=ranges
+        )
 
     def _serve(
         self, found: Compiled, view: ServiceView, how: Scheduling, place: tuple[str, int], role: Role
@@ -262,7 +287,7 @@ class Planner:
             found[rules.SERVICES, packed] = rules.EXTERNAL if view.cluster else "drop"
         elif mark:
             found[rules.SERVICES, packed] = rules.LOCAL
-            found[rules.MARKS, packed] = rules.pack_mark(mark << MARK_SHIFT)
+            found[rules.MARKS, packed] = rules.pack_mark(_mark_value(mark))
         else:
             found[rules.SERVICES, packed] = rules.LOCAL_NONE
         if service.restrict_sources and place[0] in service.load_balancer_ips and role is not Role.NODE_PORT:
@@ -272,24 +297,17 @@ class Planner:
     def _firewall(self, service: ServicePort, address: str, packed: bytes) -> dict[Element, Value]:
         if not service.source_ranges:
             return {(rules.FIREWALL_IPS, packed): "drop"}
-        ranges = names.collapse(service.source_ranges)
-        if ranges[0].endswith("/0"):
+        ranges = _ranges(service)
+        if not ranges:
             return {}
         found: dict[Element, Value] = {(rules.FIREWALL_IPS, packed): names.firewall_chain(ranges)}
         if any(node in ip_network(cidr) for node in self._node_ips for cidr in ranges):
             found[rules.FIREWALL_SELF, names.pack_address(address) + packed] = None
         return found
 
-    def firewalls(self) -> dict[str, tuple[str, ...]]:
+    def firewalls(self) -> Mapping[str, tuple[str, ...]]:
         """The chains of source ranges that are in use: name and ranges."""
-        found = {}
-        for view in self.views.values():
-            service = view.service
-            if service.restrict_sources and service.load_balancer_ips and service.source_ranges:
-                ranges = names.collapse(service.source_ranges)
-                if not ranges[0].endswith("/0"):
-                    found[names.firewall_chain(ranges)] = ranges
-        return found
+        return self._firewalls
 
     def _mark(self, key: ServiceKey) -> int:
         mark = self.marks.get(key)
@@ -304,3 +322,15 @@ class Planner:
         mark = self.marks.pop(key, None)
         if mark is not None:
             self._free_marks.append(mark)
+
+
+def _mark_value(mark: int) -> int:
+    return mark << MARK_SHIFT | _MARK_TAIL
+
+
+def _ranges(service: ServicePort) -> tuple[str, ...]:
+    """The sources that may come, in the fewest CIDRs; empty when nobody or everybody may."""
+    if not (service.restrict_sources and service.source_ranges):
+        return ()
+    ranges = names.collapse(service.source_ranges)
+    return () if ranges[0].endswith("/0") else ranges
