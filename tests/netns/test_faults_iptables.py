@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -189,7 +190,7 @@ class TestLocalhostNodePorts:
 
     @pytest.fixture(autouse=True, scope="class", params=BACKENDS)
     @classmethod
-    def line(cls, rig: Rig, request: pytest.FixtureRequest) -> None:
+    def line(cls, rig: Rig, request: pytest.FixtureRequest) -> Iterator[None]:
         rig.reset()
         rig.write(*SERVICES)
         rig.server()
@@ -197,6 +198,8 @@ class TestLocalhostNodePorts:
             *flags(request.param), "--iptables-localhost-nodeports", "--nodeport-addresses", "0.0.0.0/0,::/0"
         )
         until_in(rig)
+        yield
+        rig.n1.namespace.run("sysctl", "-qw", "net.ipv4.conf.all.route_localnet=0")
 
     def test_a_node_port_answers_on_the_ipv4_loopback(self, rig: Rig) -> None:
         """Those on other nodes too: they see the node's address."""

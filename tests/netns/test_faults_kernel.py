@@ -92,7 +92,7 @@ class TestOthers:
         before, drift = same_rules(rig.ruleset()), rig.metric("rulecast_agent_drift_total")
         rig.n1.namespace.run("nft", damage)
         check_packets(rig)
-        assert rig.metric("rulecast_agent_drift_total") > drift
+        rig.eventually(lambda: rig.metric("rulecast_agent_drift_total") > drift, 5.0)
         assert same_rules(rig.ruleset()) == before
 
     def test_what_others_do_to_their_own_is_nothing_to_us(self, rig: Rig) -> None:
