@@ -4,13 +4,14 @@ PY := .venv/bin/python
 PROTO := protos/rulecast/v1/rules.proto
 GENERATED := core/rulecast/v1/rules_pb2.py core/rulecast/v1/rules_pb2.pyi core/rulecast/v1/rules_pb2_grpc.py
 
-.PHONY: help setup demo test check unit netns lint types layers gen gen-check bench conformance clean
+.PHONY: help setup demo test check unit netns lint types layers gen gen-check bench conformance conformance-source clean
 
 help:
 	@echo "make demo   a small cluster in network namespaces with real traffic (root)"
 	@echo "make test   lint, types, layers, generated code, and every test"
 	@echo "make bench  the budgets, measured (root)"
 	@echo "make conformance  random scenarios, judged by the real kube-proxy (root, Go; SEED=N replays one)"
+	@echo "make conformance-source  the real apiserver and etcd as the server's source (Go)"
 	@echo "make gen    regenerate the protobuf code"
 
 setup:
@@ -57,11 +58,18 @@ tables-%:
 bench: setup
 	$(PY) -m bench --save
 
-# The real kube-proxy is built once, into build/. MODE, COUNT, and ARGS for what else the command takes.
+# The real parts are built once, into build/. MODE, SEED, COUNT, and ARGS for what else the command takes.
+JUDGE := tests/conformance/build-judge build
 conformance: setup
-	@binary=$$(tests/conformance/build-kube-proxy build) && \
+	@binary=$$($(JUDGE) kube-proxy) && \
 	$(PY) -m tests.conformance --kube-proxy "$$binary" --mode $(or $(MODE),nftables) \
 		$(if $(SEED),--seed $(SEED) --count $(or $(COUNT),1),--count $(or $(COUNT),300)) $(ARGS)
+	@$(if $(SEED),true,$(MAKE) conformance-source)
+
+# The real apiserver and etcd as the server's source.
+conformance-source: setup
+	@apiserver=$$($(JUDGE) kube-apiserver) && etcd=$$($(JUDGE) etcd) && \
+	KUBE_APISERVER=$$apiserver ETCD=$$etcd $(PY) -m pytest -q tests/realapi
 
 clean:
 	rm -rf build .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

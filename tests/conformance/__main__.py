@@ -16,6 +16,7 @@ from tests.conformance.lane import Setup
 from tests.conformance.lanes import reports
 from tests.conformance.twins import MODES
 
+_NEWS = 50
 _LANES = 4
 """Pairs of labs at once: mostly they wait for kube-proxy and for packets that nobody answers."""
 
@@ -31,8 +32,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     started = time.monotonic()
     counts: Counter[str] = Counter()
     failed = []
-    for report in reports(setup, seeds, min(flags.lanes, len(seeds))):
+    for number, report in enumerate(reports(setup, seeds, min(flags.lanes, len(seeds))), 1):
         counts += report.counts
+        if number % _NEWS == 0:
+            print(f"{number} of {len(seeds)}, {len(failed)} failed", flush=True)
         if report.lines:
             failed.append(report.seed)
             print("\n  ".join([f"seed {report.seed}, {setup.mode}:", *report.lines]), flush=True)
