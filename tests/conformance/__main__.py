@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     seeds = [first + index for first in flags.seed for index in range(flags.count)]
     started = time.monotonic()
     counts: Counter[str] = Counter()
-    failed = []
+    failed: list[int] = []
     for number, report in enumerate(reports(setup, seeds, min(flags.lanes, len(seeds))), 1):
         counts += report.counts
         if number % _NEWS == 0:
