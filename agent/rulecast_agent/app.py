@@ -146,6 +146,11 @@ async def _serve(settings: AgentSettings, feed: Feed, beside: Sequence[Job]) -> 
     succession = Succession(others)
     for warning in settings.warnings:
         _log.warning("%s", warning)
+    if settings.mode != "iptables" and sysctl.route_localnet():
+        _log.warning(
+            "net.ipv4.conf.all.route_localnet is 1 (not changed here; kube-proxy and --mode iptables set it):"
+            " without a rule against it, neighbors reach what listens on 127.0.0.1"
+        )
     if settings.tls is None and not settings.standalone:
         _log.warning("--insecure: plain text, and whoever answers as the server decides this node's rules")
     metrics = AgentMetrics(mode=settings.mode)

@@ -127,6 +127,11 @@ def allow_route_localnet(*, proc: Path = _PROC) -> None:
         _LOG.warning("%s", line)
 
 
+def route_localnet(*, proc: Path = _PROC) -> bool:
+    """Whether packets for loopback addresses are taken from the wire."""
+    return bool(_read(proc / "net/ipv4/conf/all/route_localnet"))
+
+
 def _read(path: Path) -> int | None:
     try:
         return int(path.read_text())

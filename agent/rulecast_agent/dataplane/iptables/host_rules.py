@@ -39,11 +39,11 @@ def host_chains(
     # What conntrack gives up on is not translated back, and its client resets (kubernetes/kubernetes#74839).
     invalid = ("-m conntrack --ctstate INVALID -j DROP",) if drop_invalid else ()
     loopback = _LOOPBACK[family]
-    # route_localnet lets neighbors in, wherever node ports answer, unless this stands in their way
-    # (CVE-2020-8558).
+    # Where route_localnet is on, as kube-proxy leaves it behind and we may set it, neighbors reach what
+    # listens on the loopback, unless this stands in their way (CVE-2020-8558).
     guard = (
-        (f"! -s {loopback} -d {loopback} -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP",)
-        if localhost_node_ports and family is Family.IPV4
+        (f"-d {loopback} ! -i lo -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP",)
+        if family is Family.IPV4
         else ()
     )
     return {
@@ -74,7 +74,7 @@ def host_chains(
                 f"{matches.marked(mark)} -j ACCEPT",
                 "-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
             ),
-            names.OUTPUT: (*guard, undelivered, *others),
+            names.OUTPUT: (undelivered, *others),
             names.REFUSE: (
                 f"-p tcp {matches.refusals(family, Protocol.TCP)}",
                 matches.refusals(family),
