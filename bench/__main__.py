@@ -17,7 +17,9 @@ from rulecast.log import configure
 
 _RESULTS = Path(__file__).parent / "results"
 _INSIDE = "RULECAST_BENCH_NAMESPACE"
-Row = Mapping[str, float]
+_IPTABLES_LIMIT = 10_000
+"""Services beyond which a run of iptables is not worth its minutes."""
+Row = dict[str, float]
 
 
 def main() -> int:
@@ -31,6 +33,7 @@ def main() -> int:
     }
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(parts)}; all by default")
     parser.add_argument("--sizes", type=_numbers, default=(100, 1000, 10_000, 50_000), metavar="N,…")
+    parser.add_argument("--modes", type=_modes, default=tuple(kernel.MODES), metavar="MODE,…")
     parser.add_argument("--agents", type=_numbers, default=(200, 1000), metavar="N,…")
     parser.add_argument("--changes", type=int, default=100, help="single changes to time at each size")
     parser.add_argument("--seconds", type=float, default=20.0, help="of changes to many agents")
@@ -62,24 +65,39 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
 
 
+def _modes(text: str) -> tuple[str, ...]:
+    modes = tuple(text.split(","))
+    if unknown := [mode for mode in modes if mode not in kernel.MODES]:
+        raise argparse.ArgumentTypeError(f"no such mode: {', '.join(unknown)}")
+    return modes
+
+
 def _wire(flags: argparse.Namespace, _work: Path) -> dict[str, Row]:
     return {f"{size} x 10": wire.measure(size, endpoints=10) for size in flags.sizes}
 
 
 def _kernel(flags: argparse.Namespace, _work: Path) -> dict[str, Row]:
-    return {f"{size} x 3": kernel.measure(size, endpoints=3) for size in flags.sizes}
+    return {
+        f"{mode} {size}": kernel.measure(mode, size, endpoints=3)
+        for mode in flags.modes
+        for size in flags.sizes
+        if mode == "nftables" or size <= _IPTABLES_LIMIT
+    }
 
 
 def _line(flags: argparse.Namespace, work: Path) -> dict[str, Row]:
     found: dict[str, Row] = {}
-    for size in flags.sizes:
-        found[f"{size} x 3"] = line.measure(size, endpoints=3, changes=flags.changes, work=work)
-    smallest = found[f"{flags.sizes[0]} x 3"]
-    for size in flags.sizes:
-        row = dict(found[f"{size} x 3"])
-        for name in ("connect p50 us", "change p50"):
-            row[f"{name}, ratio to {flags.sizes[0]}"] = row[name] / smallest[name]
-        found[f"{size} x 3"] = row
+    for mode in flags.modes:
+        smallest: Row = {}
+        for size in flags.sizes:
+            if mode != "nftables" and size > _IPTABLES_LIMIT:
+                continue
+            row = line.measure(mode, size, endpoints=3, changes=flags.changes, work=work)
+            smallest = smallest or row
+            for name in ("connect p50 us", "change p50"):
+                if name in row:
+                    row[f"{name}, ratio to {flags.sizes[0]}"] = row[name] / smallest[name]
+            found[f"{mode} {size}"] = row
     return found
 
 
@@ -96,10 +114,10 @@ def _fanout(flags: argparse.Namespace, work: Path) -> dict[str, Row]:
 def _print(name: str, columns: Mapping[str, Row]) -> None:
     rows = list(dict.fromkeys(row for column in columns.values() for row in column))
     width = max(map(len, rows))
-    heads = [f"{head:>14}" for head in columns]
+    heads = [f"{head:>22}" for head in columns]
     print(f"\n{name:<{width}}{''.join(heads)}")
     for row in rows:
-        cells = (f"{column[row]:>14,.2f}" if row in column else f"{'':>14}" for column in columns.values())
+        cells = (f"{column[row]:>22,.2f}" if row in column else f"{'':>22}" for column in columns.values())
         print(f"{row:<{width}}{''.join(cells)}", flush=True)
 
 

@@ -1,9 +1,9 @@
-"""The kernel part at one size, against `nft -f` of the same rules in one text."""
+"""The kernel part of one mode at one size, against the mode's own tool with the same rules in one text."""
 
 import statistics
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -11,12 +11,24 @@ from bench import objects
 from rulecast.model import ClusterInfo, Endpoint, Family, Revision, ServiceKey, ServicePort
 from rulecast.view import ServiceView, Update
 from rulecast_agent.dataplane.base import FamilyConfig, HostConfig, LocalDetector
+from rulecast_agent.dataplane.iptables.dataplane import IptablesDataplane
+from rulecast_agent.dataplane.iptables.render import render_script
 from rulecast_agent.dataplane.nftables.dataplane import NftablesDataplane
 from rulecast_agent.dataplane.nftables.render import render_ruleset
+from rulecast_agent.kernel.iptables import Backend
 
 _CHANGES = 50
 _WARM = 2
 """Changes that come first and make the pick chain of one endpoint more."""
+_BURST = 1000
+_FLOOR_LIMIT = {"nftables": 100_000, "iptables-nft": 1000, "iptables-legacy": 100_000}
+"""Services up to which one text is bearable: the time of iptables-nft-restore grows with the square."""
+AnyDataplane = NftablesDataplane | IptablesDataplane
+MODES: dict[str, Callable[[], AnyDataplane]] = {
+    "nftables": NftablesDataplane,
+    "iptables-nft": lambda: IptablesDataplane(backend=Backend.NFT),
+    "iptables-legacy": lambda: IptablesDataplane(backend=Backend.LEGACY),
+}
 _HOST = HostConfig(families={Family.IPV4: FamilyConfig(detector=LocalDetector(source_cidr="10.200.0.0/16"))})
 
 
@@ -38,7 +50,7 @@ def _update(services: Mapping[ServiceKey, ServiceView], *, full: bool = True) ->
     return Update(revision=Revision(1), full=full, services=services, node=None, cluster=ClusterInfo())
 
 
-def _changes(dataplane: NftablesDataplane, meant: dict[ServiceKey, ServiceView]) -> dict[str, float]:
+def _changes(dataplane: AnyDataplane, meant: dict[ServiceKey, ServiceView]) -> dict[str, float]:
     """Medians of one endpoint replaced, one more, and one less; each change is another service's."""
     keys = list(meant)
     times: dict[str, list[float]] = {"replaced": [], "more": [], "less": []}
@@ -60,34 +72,65 @@ def _changes(dataplane: NftablesDataplane, meant: dict[ServiceKey, ServiceView])
     return {f"one endpoint {name}": statistics.median(spent) * 1000 for name, spent in times.items()}
 
 
-def measure(services: int, *, endpoints: int) -> dict[str, float]:
-    """Milliseconds of a cold load, of adopting it, of reading it all back, and of the floor."""
+def _burst(dataplane: AnyDataplane, meant: dict[ServiceKey, ServiceView]) -> dict[str, float]:
+    """Milliseconds of an endpoint replaced in each of a thousand services, in one update."""
+    changed = {}
+    for number, (key, view) in enumerate(meant.items()):
+        if number == _BURST:
+            break
+        new = Endpoint(f"10.65.{number >> 8}.{number & 255}", objects.BACKEND_PORT)
+        changed[key] = msgspec.structs.replace(view, cluster=tuple(sorted((*view.cluster[1:], new))))
+    begin = time.perf_counter()
+    dataplane.apply(_update(changed, full=False), _HOST)
+    found = {f"burst of {len(changed)}": (time.perf_counter() - begin) * 1000}
+    dataplane.apply(_update({key: meant[key] for key in changed}, full=False), _HOST)
+    return found
+
+
+def measure(mode: str, services: int, *, endpoints: int) -> dict[str, float]:
+    """Milliseconds of a cold load, of adopting it, of reading it all back, of changes, and of the floor."""
     meant = views(services, endpoints)
     found: dict[str, float] = {}
 
     def timed(name: str, begin: float) -> None:
         found[name] = (time.perf_counter() - begin) * 1000
 
-    dataplane = NftablesDataplane()
+    dataplane = MODES[mode]()
     begin = time.perf_counter()
     dataplane.apply(_update(meant), _HOST)
     timed("cold load", begin)
     found |= _changes(dataplane, meant)
+    found |= _burst(dataplane, meant)
     begin = time.perf_counter()
     drift = dataplane.verify()
     timed("verify", begin)
     assert not drift.count, drift
     dataplane.close()
-    second = NftablesDataplane()
+    second = MODES[mode]()
     begin = time.perf_counter()
     second.apply(_update(meant), _HOST)
     timed("adopt", begin)
-    second.cleanup()
-    second.close()
-    text = render_ruleset(meant, _HOST, Family.IPV4)
     begin = time.perf_counter()
-    subprocess.run(["nft", "-f", "-"], input=text, text=True, check=True)
-    timed("nft -f of the same", begin)
-    subprocess.run(["nft", "delete", "table", "ip", "rulecast"], check=True)
-    found["cold load / nft -f"] = found["cold load"] / found["nft -f of the same"]
+    second.cleanup()
+    timed("cleanup", begin)
+    second.close()
+    if services <= _FLOOR_LIMIT[mode]:
+        found["one text"] = _floor(mode, meant)
+        found["cold load / one text"] = found["cold load"] / found["one text"]
     return found
+
+
+def _floor(mode: str, meant: dict[ServiceKey, ServiceView]) -> float:
+    """Milliseconds of the tool with all rules in one text."""
+    if mode == "nftables":
+        text, command = render_ruleset(meant, _HOST, Family.IPV4), ["nft", "-f", "-"]
+    else:
+        text, command = render_script(meant, _HOST, Family.IPV4), [f"{mode}-restore", "--noflush"]
+    begin = time.perf_counter()
+    subprocess.run(command, input=text, text=True, check=True)
+    spent = (time.perf_counter() - begin) * 1000
+    if mode == "nftables":
+        subprocess.run(["nft", "delete", "table", "ip", "rulecast"], check=True)
+    else:
+        MODES[mode]().cleanup()
+    return spent

@@ -68,9 +68,9 @@ class Process:
         return self._popen.poll() is None
 
     def cpu(self) -> float:
-        """Seconds of CPU so far."""
+        """Seconds of CPU so far, with those of commands that it ran and that ended."""
         fields = Path(f"/proc/{self._popen.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS
+        return sum(map(int, fields[11:15])) / _TICKS
 
     def memory(self) -> tuple[float, float]:
         """Resident MB now, and at the most so far."""

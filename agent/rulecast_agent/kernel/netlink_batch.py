@@ -3,6 +3,7 @@
 Measured with IPVS: 80,000 operations a second, against 800 with a send and a wait for each.
 """
 
+import contextlib
 import errno
 import os
 import socket
@@ -47,7 +48,8 @@ class NetlinkBatch:
         try:
             self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
             self._socket.settimeout(30.0)
-            self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, 8 << 20)
+            with contextlib.suppress(PermissionError):
+                self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, 8 << 20)
         except OSError as error:
             raise NetlinkFailed(error.errno or errno.EIO, what) from None
 
