@@ -108,8 +108,12 @@ def _served(service: Wanted) -> Iterator[tuple[str, int, str]]:
 
 
 def serves(service: Wanted, case: Case) -> bool:
-    """Whether the destination of a question is one of a service's."""
-    return (case.address, case.port, str(case.protocol)) in _served(service) and not service.labels
+    """Whether the destination of a question is one that nodes translate for a service."""
+    if service.labels or (
+        case.address == service.addresses(case.family).get(VIP) and service.vip_is_elsewhere
+    ):
+        return False
+    return (case.address, case.port, str(case.protocol)) in _served(service)
 
 
 def _others(service: Wanted) -> Iterator[tuple[str, int, str]]:

@@ -8,7 +8,7 @@ import pytest
 from rulecast.lab import Answer, Reached, Verdict
 from rulecast.model import Family, Protocol
 from tests.conformance.cases import Case
-from tests.conformance.compare import Difference, Seen, agree, seen
+from tests.conformance.compare import STAYS, Difference, Seen, agree, seen
 from tests.conformance.known import KNOWN, known
 from tests.conformance.wanted import Endpoint, Port, Slice, Wanted
 
@@ -105,3 +105,17 @@ def test_in_iptables_mode_a_source_out_of_the_ranges_is_refused_only_without_end
         ranged, slices=(Slice(0, Family.IPV4, (Endpoint("A"),), (("", 8080, "TCP"),)),)
     )
     assert known(found, with_endpoint, None, "iptables") is None
+
+
+@pytest.mark.parametrize(
+    ("mode", "name"), [("", None), ("VIP", None), ("Proxy", "flow to a frontend that is gone")]
+)
+def test_a_udp_flow_that_we_alone_remove_is_known_where_the_frontend_is_gone(
+    mode: str, name: str | None
+) -> None:
+    ports = (Port("", 80, "UDP", 8080, 0),)
+    slices = (Slice(0, Family.IPV4, (Endpoint("A"),), (("", 8080, "UDP"),)),)
+    service = dataclasses.replace(SERVICE, ports=ports, slices=slices, ingress=((mode, "VIP"),))
+    case = Case(1, "outside", "203.0.113.1", 80, Protocol.UDP)
+    assert explained(Difference(case, seen([DROPPED]), STAYS), service) == name
+    assert explained(Difference(case, STAYS, seen([DROPPED])), service) is None

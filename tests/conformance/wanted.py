@@ -83,6 +83,11 @@ class Wanted:
         return self.type in ("NodePort", "LoadBalancer") or (self.has_cluster_ip and self.external)
 
     @property
+    def vip_is_elsewhere(self) -> bool:
+        """Whether its load-balancer address is for the load balancer alone (ipMode Proxy)."""
+        return {mode for mode, what in self.ingress if what == "VIP"} == {"Proxy"}
+
+    @property
     def health_port(self) -> int:
         """The health-check node port; 0: none."""
         local = self.type == "LoadBalancer" and self.external_policy == "Local"
