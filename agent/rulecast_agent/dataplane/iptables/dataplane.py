@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from rulecast.model import Family, Revision, ServiceKey
 from rulecast.view import Receipt, ServiceView, Update
 from rulecast_agent.dataplane.base import DataplaneError, Drift, HostConfig
+from rulecast_agent.dataplane.changes import of_family, with_owed
 from rulecast_agent.dataplane.iptables import names
 from rulecast_agent.dataplane.iptables.family import Findings, IptablesFamily, Options
 from rulecast_agent.dataplane.iptables.watch import Watch
@@ -71,11 +72,8 @@ class IptablesDataplane:
     def apply(self, update: Update, host: HostConfig) -> Receipt:
         """See `Dataplane.apply`."""
         self._revision = update.revision
-        changes: dict[ServiceKey, ServiceView | None] = {**self._owed, **update.services}
-        if update.full:
-            held = [key for family in self._families.values() for key in family.views]
-            changes = dict.fromkeys((*held, *self._owed))
-            changes.update(update.services)
+        held = (key for family in self._families.values() for key in family.views)
+        changes = with_owed(update, owed=self._owed, held=held)
         return self._write(changes, host)
 
     def retry(self) -> Receipt | None:
@@ -182,7 +180,7 @@ class IptablesDataplane:
         try:
             watch.begin()
             for family, tables in families.items():
-                views = {key: view for key, view in _of_family(changes, family).items() if view is not None}
+                views = {key: view for key, view in of_family(changes, family).items() if view is not None}
                 _add(found, tables.start(views))
             watch.wrote()
         except _ERRORS:
@@ -206,9 +204,7 @@ class IptablesDataplane:
             self._host = host
         for family, tables in self._families.items():
             mine = {
-                key: view
-                for key, view in _of_family(changes, family).items()
-                if tables.views.get(key) != view
+                key: view for key, view in of_family(changes, family).items() if tables.views.get(key) != view
             }
             if mine:
                 _add(found, tables.change(mine))
@@ -228,13 +224,6 @@ class IptablesDataplane:
     def _watching(self) -> Watch:
         assert self._watch is not None
         return self._watch
-
-
-def _of_family(
-    changes: Mapping[ServiceKey, ServiceView | None], family: Family
-) -> dict[ServiceKey, ServiceView | None]:
-    ending = f"/ipv{int(family)}"
-    return {key: view for key, view in changes.items() if key.endswith(ending)}
 
 
 def _add(found: Findings, more: Findings) -> None:

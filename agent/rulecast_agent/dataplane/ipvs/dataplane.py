@@ -11,6 +11,7 @@ import msgspec
 from rulecast.model import Family, Revision, ServiceKey
 from rulecast.view import Receipt, ServiceView, Update
 from rulecast_agent.dataplane.base import DataplaneError, Drift, HostConfig
+from rulecast_agent.dataplane.changes import of_family, with_owed
 from rulecast_agent.dataplane.ipvs import rules
 from rulecast_agent.dataplane.ipvs.family import Findings, IpvsFamily, Kernel
 from rulecast_agent.dataplane.ipvs.packets import PacketTable
@@ -92,11 +93,8 @@ class IpvsDataplane:
     def apply(self, update: Update, host: HostConfig) -> Receipt:
         """See `Dataplane.apply`."""
         self._revision = update.revision
-        changes: dict[ServiceKey, ServiceView | None] = {**self._owed, **update.services}
-        if update.full:
-            held = [key for family in self._families.values() for key in family.views]
-            changes = dict.fromkeys((*held, *self._owed))
-            changes.update(update.services)
+        held = (key for family in self._families.values() for key in family.views)
+        changes = with_owed(update, owed=self._owed, held=held)
         return self._write(changes, host)
 
     def retry(self) -> Receipt | None:
@@ -253,7 +251,7 @@ class IpvsDataplane:
             )
         )
         for family, tables in families.items():
-            views = {key: view for key, view in _of_family(changes, family).items() if view is not None}
+            views = {key: view for key, view in of_family(changes, family).items() if view is not None}
             _add(found, tables.start(views))
         self._servers = servers
         self._families = families
@@ -271,9 +269,7 @@ class IpvsDataplane:
             self._host = host
         for family, tables in self._families.items():
             mine = {
-                key: view
-                for key, view in _of_family(changes, family).items()
-                if tables.views.get(key) != view
+                key: view for key, view in of_family(changes, family).items() if tables.views.get(key) != view
             }
             if mine:
                 _add(found, tables.change(mine))
@@ -326,13 +322,6 @@ def _can_load(module: str) -> bool:
     if Path(f"/sys/module/{module}").exists():
         return True
     return sysctl.load_module(module)
-
-
-def _of_family(
-    changes: Mapping[ServiceKey, ServiceView | None], family: Family
-) -> dict[ServiceKey, ServiceView | None]:
-    ending = f"/ipv{int(family)}"
-    return {key: view for key, view in changes.items() if key.endswith(ending)}
 
 
 def _add(found: Findings, more: Findings) -> None:

@@ -2,18 +2,17 @@
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TypeVar
 
 from rulecast.model import ClusterInfo, Family, Revision, ServiceKey
 from rulecast.view import Receipt, ServiceView, Update
 from rulecast_agent.dataplane.base import DataplaneError, Drift, HostConfig
+from rulecast_agent.dataplane.changes import of_family, with_owed
 from rulecast_agent.dataplane.nftables import names
 from rulecast_agent.dataplane.nftables.render import sample_script
 from rulecast_agent.dataplane.nftables.table import DESCRIBED, FamilyTable, Findings
 from rulecast_agent.kernel.nft import Execer, NftCommand, NftMissing, NftRefused
 from rulecast_agent.kernel.nft_netlink import NetlinkError, NftSocket, Refused
 
-_V = TypeVar("_V")
 _FULL_CHECK_PAUSE = 50
 """Pause after a full read-back, in lengths of it: soon for small tables, 2% of a core for big ones."""
 _KERNEL_ERRORS = (NftMissing, NftRefused, NetlinkError, Refused)
@@ -68,11 +67,8 @@ class NftablesDataplane:
         self._revision = update.revision
         if not self._started:
             return self._start(update, host)
-        changes: dict[ServiceKey, ServiceView | None] = {**self._owed, **update.services}
-        if update.full:
-            held = [key for table in self._tables.values() for key in table.state.layouts]
-            changes = dict.fromkeys((*held, *self._owed))
-            changes.update(update.services)
+        held = (key for table in self._tables.values() for key in table.state.layouts)
+        changes = with_owed(update, owed=self._owed, held=held)
         return self._transact(changes, host)
 
     def retry(self) -> Receipt | None:
@@ -149,7 +145,7 @@ class NftablesDataplane:
                 for family in host.families
             }
             for family, table in self._tables.items():
-                findings = table.start(_of_family(views, family))
+                findings = table.start(of_family(views, family))
                 errors |= findings.errors
                 operations += findings.operations
             self._generation = self._open().generation()
@@ -180,7 +176,7 @@ class NftablesDataplane:
             for family, table in self._tables.items():
                 layouts = table.state.layouts
                 mine = {}
-                for key, view in _of_family(changes, family).items():
+                for key, view in of_family(changes, family).items():
                     held = layouts.get(key)
                     if (held.view if held else None) != view:
                         mine[key] = view
@@ -267,8 +263,3 @@ def probe(nft: Execer, host: HostConfig) -> None:
     """Try every form of rule that may be used, without committing. Raises NftRefused at the first bad one."""
     for family in host.families:
         nft.run(sample_script(family, host), check=True)
-
-
-def _of_family(changes: Mapping[ServiceKey, _V], family: Family) -> dict[ServiceKey, _V]:
-    ending = f"/ipv{int(family)}"
-    return {key: view for key, view in changes.items() if key.endswith(ending)}
