@@ -63,16 +63,18 @@ class IptablesFamily:
         held = self._read()
         mine = {name: tuple(rules) for name, rules in held[NAT].items()}
         findings = Findings({}, 0, [])
-        wanted = {}
-        for key, view in views.items():
-            chains = self._state.compile(view)
-            wanted[key] = {name: rules for name, rules in chains.items() if mine.get(name) != rules}
+        wanted = {
+            key: {name: rules for name, rules in chains.items() if mine.get(name) != rules}
+            for key, chains in self._state.change(views).own.items()
+        }
         self._write_own(wanted, findings)
         if findings.errors:
+            self._state.change(dict.fromkeys(findings.errors))
             # Of what was refused, a part may be there.
             held = self._read()
-        self._state = State(family=self._family, host=self._host)
-        self._state.change({key: view for key, view in views.items() if key not in findings.errors})
+        else:
+            for chains in wanted.values():
+                held[NAT] |= {name: list(rules) for name, rules in chains.items()}
         try:
             findings.operations += len(self._repair(held, deletes=True))
         except IptablesRefused as error:

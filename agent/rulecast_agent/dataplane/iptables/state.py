@@ -72,10 +72,6 @@ class State:
         for _, tree in self._trees():
             tree.change({})
 
-    def compile(self, view: ServiceView) -> Chains:
-        """The chains that a service would have of its own."""
-        return self._compiler.compile(view).chains
-
     def change(self, changes: Mapping[ServiceKey, ServiceView | None]) -> Step:
         """Mean something else from now on (None: gone), and tell what to write."""
         step = Step({}, {NAT: {}, FILTER: {}}, {NAT: [], FILTER: []})
