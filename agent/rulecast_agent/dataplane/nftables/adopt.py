@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 
 from rulecast.model import Endpoint, ServiceKey
+from rulecast_agent.dataplane.claims import Role
 from rulecast_agent.dataplane.nftables import names
-from rulecast_agent.dataplane.nftables.layout import Layout, Role, arranged
+from rulecast_agent.dataplane.nftables.layout import Layout, arranged
 from rulecast_agent.kernel.nft_netlink import Value
 
 Elements = dict[str, dict[bytes, Value]]

@@ -11,8 +11,9 @@ The timeout stands in the update rule, not in the set: it can change without los
 from collections.abc import Iterator, Sequence
 
 from rulecast.model import Endpoint, Family
+from rulecast_agent.dataplane.claims import Role
 from rulecast_agent.dataplane.nftables import names
-from rulecast_agent.dataplane.nftables.layout import Layout, LayoutCompiler, Role, affinity_chain
+from rulecast_agent.dataplane.nftables.layout import Layout, LayoutCompiler, affinity_chain
 from rulecast_agent.dataplane.nftables.rules import Chain, RuleWriter
 
 

@@ -1,6 +1,5 @@
 """One service as elements of the shared maps: frontends, verdicts and endpoint slots. Pure."""
 
-import enum
 from collections.abc import Iterator, Sequence
 from ipaddress import ip_address, ip_network
 from typing import NamedTuple
@@ -10,17 +9,9 @@ import msgspec
 from rulecast.model import Endpoint, Family, ServicePort
 from rulecast.view import ServiceView
 from rulecast_agent.dataplane.base import HostConfig
+from rulecast_agent.dataplane.claims import Role
 from rulecast_agent.dataplane.nftables import names
 from rulecast_agent.kernel.nft_netlink import Value
-
-
-class Role(enum.IntEnum):
-    """Why a service answers at an address. Where two want the same one, the lower role has it."""
-
-    CLUSTER_IP = 0
-    NODE_PORT = 1
-    LOAD_BALANCER = 2
-    EXTERNAL_IP = 3
 
 
 class Frontend(NamedTuple):

@@ -11,13 +11,13 @@ import msgspec
 from rulecast.model import Family, ServiceKey
 from rulecast.view import ServiceView
 from rulecast_agent.dataplane.base import HostConfig
+from rulecast_agent.dataplane.claims import Role
 from rulecast_agent.dataplane.nftables import names
 from rulecast_agent.dataplane.nftables.affinity import affinity_objects, affinity_set
 from rulecast_agent.dataplane.nftables.layout import (
     Frontend,
     Layout,
     LayoutCompiler,
-    Role,
     arranged,
     frontends,
 )
