@@ -63,13 +63,17 @@ def _renamed(difference: Difference, service: Wanted | None, before: Wanted | No
     )
 
 
-def _ready_but_not_serving(difference: Difference, service: Wanted | None, _: Wanted | None) -> bool:
-    """A UDP flow that kube-proxy moves and we do not, of a Service with such endpoints."""
+def _ready_but_not_serving(difference: Difference, service: Wanted | None, before: Wanted | None) -> bool:
+    """A UDP flow that kube-proxy moves and we do not, of a Service with such endpoints, or that had such."""
     return (
         difference.case.protocol is Protocol.UDP
         and difference.ours == STAYS
-        and service is not None
-        and any(endpoint.state == "published" for endpoint in _endpoints(difference, service))
+        and any(
+            endpoint.state == "published"
+            for each in (service, before)
+            if each is not None
+            for endpoint in _endpoints(difference, each)
+        )
     )
 
 
