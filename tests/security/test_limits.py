@@ -186,16 +186,19 @@ async def test_an_address_has_so_many_connections_without_an_agent(
     server = await start_server(contents=CONTENTS, limits=Limits(strangers_per_host=10, unread=0.4))
     agents = [start_agent(server.address, node=f"n{number}") for number in range(20)]
     await eventually(lambda: all(agent.feed.status.connected for agent in agents))
+    # On a machine so busy that agents take longer than a look to be let in, some of them were cut on the way.
+    cut = server.rpc.counters.excess_cuts
+    connects = [agent.counters["connects"] for agent in agents]
     strangers = [await connect(server) for _ in range(60)]
     for peer in strangers:
         peer.send(peers.PREFACE + peers.settings())
     ends = [asyncio.create_task(peer.ended()) for peer in strangers]
     await eventually(lambda: sum(end.done() for end in ends) == 50)
-    await eventually(lambda: server.rpc.counters.excess_cuts == 50)
+    await eventually(lambda: server.rpc.counters.excess_cuts == cut + 50)
     assert "had more than 10 connections without an agent that was let in" in caplog.text
     server.set(0, "10.0.0.1:80")
     await eventually(lambda: all(agent.holds(server) for agent in agents))
-    assert {agent.counters["connects"] for agent in agents} == {1}
+    assert [agent.counters["connects"] for agent in agents] == connects
     for end in ends:
         end.cancel()
 
