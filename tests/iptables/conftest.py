@@ -13,17 +13,25 @@ from rulecast_agent.kernel.iptables import Backend, Iptables, IptablesRefused
 Make = Callable[..., IptablesDataplane]
 
 
+class KilledError(Exception):
+    """Stands for the end of the process, which nothing catches."""
+
+
 class Recording(Iptables):
     """Keeps what is written, and refuses what has a certain word in it."""
 
     written: ClassVar[list[str]]
     word = ""
+    killed_after = -1
+    """Sections until the process is gone; negative: it lives."""
 
     def restore(self, sections: Iterable[str]) -> None:
         """As iptables-restore: sections before the refused one hold."""
         for section in sections:
             if self.word and any(self.word in line for line in section.splitlines() if line[:2] == "-A"):
                 raise IptablesRefused(f"refused: {self.word}")
+            if len(self.written) == self.killed_after:
+                raise KilledError
             super().restore([section])
             self.written.append(section)
 

@@ -11,7 +11,7 @@ from rulecast_agent.dataplane.iptables import family, names
 from rulecast_agent.dataplane.iptables.dataplane import IptablesDataplane
 from rulecast_agent.dataplane.iptables.host_rules import HOOKS
 from rulecast_agent.kernel.iptables import Backend, detect
-from tests.iptables.conftest import Make, Recording, iptables, saved
+from tests.iptables.conftest import KilledError, Make, Recording, iptables, saved
 from tests.nftables.values import HOST, VIEWS, key, update, view
 
 pytestmark = pytest.mark.netns
@@ -55,6 +55,39 @@ def test_a_load_in_small_transactions_is_hooked_in_when_all_is_there(
     assert (first + 1, third + 1) == (second, fourth)
     assert fourth == len(kernel.written) - 1
     assert dataplane.verify().count == 0
+
+
+@pytest.mark.parametrize("part", [0.2, 0.8])
+@pytest.mark.parametrize("before", [{}, VIEWS | many(80, 1, 2)], ids=["load", "large change"])
+def test_what_a_killed_agent_left_half_done_is_finished_by_the_next(
+    make: Make,
+    kernel: type[Recording],
+    backend: Backend,
+    monkeypatch: pytest.MonkeyPatch,
+    part: float,
+    before: dict[ServiceKey, ServiceView],
+) -> None:
+    monkeypatch.setitem(family._LIMIT, backend, 40)
+    monkeypatch.setattr(family, "_SMALL", 100)
+    after = VIEWS | many(250, 1)
+
+    def begin() -> IptablesDataplane:
+        dataplane = make()
+        if before:
+            dataplane.apply(update(before, full=True), HOST)
+        kernel.written.clear()
+        return dataplane
+
+    begin().apply(update(after, full=True), HOST)
+    whole, sections = saved(backend), len(kernel.written)
+    make().cleanup()
+    dataplane = begin()
+    kernel.killed_after = int(sections * part)
+    with pytest.raises(KilledError):
+        dataplane.apply(update(after, full=True), HOST)
+    kernel.killed_after = -1
+    make().apply(update(after, full=True), HOST)
+    assert saved(backend) == whole
 
 
 def test_a_change_of_endpoints_writes_the_services_chain_alone(make: Make, kernel: type[Recording]) -> None:

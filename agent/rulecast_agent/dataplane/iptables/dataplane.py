@@ -183,7 +183,7 @@ class IptablesDataplane:
                 views = {key: view for key, view in of_family(changes, family).items() if view is not None}
                 _add(found, tables.start(views))
             watch.wrote()
-        except _ERRORS:
+        except BaseException:
             watch.close()
             raise
         if self._watch is not None:
