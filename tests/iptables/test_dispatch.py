@@ -1,12 +1,16 @@
 """Trees of chains: what a packet finds in them, and what a change of keys writes."""
 
 import random
+import re
 from collections.abc import Mapping
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rulecast.model import Protocol
 from rulecast_agent.dataplane.iptables.dispatch import LEAF, Delta, Dispatch, Rules
+from rulecast_agent.dataplane.iptables.matches import SERVICE_BITS, port_match, service_key
 
 WIDTH = 20
 ROOT = "ROOT"
@@ -110,3 +114,20 @@ def test_a_change_writes_the_chains_on_the_way_to_its_key_alone() -> None:
         assert made.change({key: ("-j A",)}) == Delta({}, [])
         gone = made.change({key: ()})
         assert len(gone.writes) <= 2
+
+
+@pytest.mark.parametrize("count", [3, 20, 400])
+def test_protocols_and_ports_are_told_apart_by_whole_matches(count: int) -> None:
+    protocols = list(Protocol)
+    made = Dispatch(root=ROOT, code="N", width=SERVICE_BITS, match=port_match)
+    meant = {
+        service_key(protocol, 30000 + 7 * number): (f"-j {protocol}",)
+        for protocol in protocols
+        for number in range(count)
+    }
+    made.change(meant)
+    rules = [rule for rules in made.chains.values() for rule in rules]
+    assert all(re.match(r"-p (tcp|udp|sctp)( -m \1 --dport \d+(:\d+)?)? -j \S+$", rule) for rule in rules)
+    leaves = [rule for rule in rules if rule.rpartition("-j ")[2] in protocols]
+    assert len(set(leaves)) == len(meant)
+    assert all(f"-p {rule.rpartition('-j ')[2].lower()} " in rule for rule in leaves)

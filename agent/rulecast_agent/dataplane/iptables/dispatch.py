@@ -1,8 +1,8 @@
 """A chain that leads to one of many rules in a constant number of steps: a tree over the bits of a key. Pure.
 
-A chain with more than `LEAF` keys is one over their next four bits that differ, and so on; so a packet passes
-some 8 rules a level, and the number of levels grows with the logarithm of the number of keys. What the chains
-hold depends on the keys alone, not on how they came, so that a restart finds the same.
+A chain with more than `LEAF` keys is one over their next two bits that differ, and so on; so a packet passes
+some 8 rules in a leaf and 2 or 3 a level, and the number of levels grows with the logarithm of the number of
+keys. What the chains hold depends on the keys alone, not on how they came, so that a restart finds the same.
 """
 
 from bisect import bisect_left, insort
@@ -13,6 +13,8 @@ from rulecast_agent.dataplane.iptables import names
 
 LEAF = 16
 """The most keys that a chain holds itself."""
+_STEP = 2
+"""Bits that a level tells apart."""
 _FEW = 200
 """Changes up to this many cost less by themselves than sorting everything."""
 Rules = tuple[str, ...]
@@ -36,7 +38,7 @@ class Dispatch:
     """One tree."""
 
     def __init__(self, *, root: str, code: str, width: int, match: Callable[[int, int], str]) -> None:
-        """`width`: bits of a key, a multiple of 4. `match(prefix, length)` selects what begins so."""
+        """`width`: bits of a key, an even number. `match(prefix, length)` selects what begins so."""
         self._root, self._code, self._width, self._match = root, code, width, match
         self._keys: list[int] = []
         self._actions: dict[int, Rules] = {}
@@ -108,7 +110,7 @@ class Dispatch:
             return _Content(tuple(rules), ()), []
         children = []
         lines = []
-        length = self._common(keys[low], keys[high - 1]) + 4
+        length = self._common(keys[low], keys[high - 1]) + _STEP
         shift = self._width - length
         at = low
         while at < high:
@@ -121,8 +123,8 @@ class Dispatch:
         return _Content(tuple(lines), tuple(name for name, *_ in children)), children
 
     def _common(self, first: int, last: int) -> int:
-        """How many bits are the same, in steps of four."""
-        return (self._width - (first ^ last).bit_length()) & ~3
+        """How many bits are the same, in whole steps."""
+        return (self._width - (first ^ last).bit_length()) // _STEP * _STEP
 
 
 class _Visit:

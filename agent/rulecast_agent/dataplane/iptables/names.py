@@ -42,7 +42,7 @@ def recent_list(key: ServiceKey, endpoint: Endpoint) -> str:
 def dispatch_chain(code: str, prefix: int, length: int) -> str:
     """The chain of a dispatch tree for the keys that begin with the `length` bits of `prefix`.
 
-    Readable where it can be: the bits in hexadecimal.
+    Readable where it can be: the bits in hexadecimal, filled up with zeros, and their number.
     """
-    digits = f"{prefix:0{length // 4}x}"
-    return f"{PREFIX}{code}-{digits if len(digits) <= 16 else digest(digits)}"
+    digits = f"{prefix << -length % 4:0{(length + 3) // 4}x}"
+    return f"{PREFIX}{code}-{digits if len(digits) <= 13 else digest(digits)}-{length}"
