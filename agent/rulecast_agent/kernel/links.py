@@ -1,8 +1,14 @@
-"""A dummy interface of our own that holds addresses, so that the kernel takes their packets as its own."""
+"""Addresses that are this host's own without being on an interface: routes of type local, on a dummy of ours.
+
+An address on an interface does the same, but the kernel walks all of an interface's addresses for each new
+one: measured 4 s for 10,000, against 0.1 s for as many routes. And what lists the host's addresses (kubelet,
+routing daemons) would take those of Services for the node's.
+"""
 
 import errno
 import socket
 import struct
+import sys
 from collections.abc import Iterable
 from ipaddress import ip_address
 
@@ -19,13 +25,16 @@ from rulecast_agent.kernel.netlink_batch import (
 )
 
 _NEW_LINK, _DEL_LINK, _GET_LINK = 16, 17, 18
-_NEW_ADDRESS, _DEL_ADDRESS, _GET_ADDRESS = 20, 21, 22
+_NEW_ROUTE, _DEL_ROUTE, _GET_ROUTE = 24, 25, 26
 _LINK = struct.Struct("=BxHiII")
-_ADDRESS = struct.Struct("=BBBBI")
+_ROUTE = struct.Struct("=BBBBBBBBI")
+"""Family, destination and source length, TOS, table, protocol, scope, type, flags."""
+_DESTINATION, _INDEX = 1, 4
+_TABLE_LOCAL, _LOCAL, _STATIC = 255, 2, 4
 _UP = 0x1
 _NO_ARP = 0x80
-_NO_DAD = 0x2
 _AF = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
+_BITS = {Family.IPV4: 32, Family.IPV6: 128}
 _SCOPE_HOST = 254
 
 
@@ -65,37 +74,44 @@ class Dummy:
         return index
 
     def addresses(self, index: int, family: Family) -> set[str]:
-        """What it holds, without link-local ones."""
+        """The addresses that are local by its routes. Raises NetlinkFailed."""
         found = set()
-        for answer in self._netlink.dump(Request(_GET_ADDRESS, 0, _ADDRESS.pack(_AF[family], 0, 0, 0, 0))):
-            if _ADDRESS.unpack_from(answer)[4] == index:
-                fields = attributes(answer[_ADDRESS.size :])
-                address = ip_address(bytes(fields.get(2, fields[1])))
-                if not address.is_link_local:
-                    found.add(str(address))
+        for answer in self._netlink.dump(Request(_GET_ROUTE, 0, _ROUTE.pack(_AF[family], *(0,) * 8))):
+            _, length, _, _, table, _, _, kind, _ = _ROUTE.unpack_from(answer)
+            if (table, kind, length) == (_TABLE_LOCAL, _LOCAL, _BITS[family]):
+                fields = attributes(answer[_ROUTE.size :])
+                if _DESTINATION in fields and _INDEX in fields and _u32(fields[_INDEX]) == index:
+                    address = ip_address(bytes(fields[_DESTINATION]))
+                    # The kernel's own: an interface that is up has such a one for IPv6.
+                    if not address.is_link_local:
+                        found.add(str(address))
         return found
 
     def change(
         self, index: int, family: Family, *, add: Iterable[str], remove: Iterable[str]
     ) -> dict[str, int]:
-        """Put addresses on it and take others off; the error numbers of those that failed."""
-        changes = [(address, _NEW_ADDRESS, CREATE) for address in add]
-        changes += [(address, _DEL_ADDRESS, 0) for address in remove]
-        requests = []
-        for address, kind, flags in changes:
-            packed = ip_address(address).packed
-            # Host scope keeps IPv4 ones from being chosen as a source towards others.
-            scope = _SCOPE_HOST if family is Family.IPV4 else 0
-            body = _ADDRESS.pack(_AF[family], 8 * len(packed), _NO_DAD, scope, index)
-            requests.append(Request(kind, flags, body + attribute(2, packed) + attribute(1, packed)))
+        """Make addresses local, and others no longer; the error numbers of those that failed."""
+        changes = [(address, _NEW_ROUTE, CREATE | EXCLUSIVE) for address in add]
+        changes += [(address, _DEL_ROUTE, 0) for address in remove]
+        scope = _SCOPE_HOST if family is Family.IPV4 else 0
+        header = _ROUTE.pack(_AF[family], _BITS[family], 0, 0, _TABLE_LOCAL, _STATIC, scope, _LOCAL, 0)
+        link = attribute(_INDEX, struct.pack("=I", index))
+        requests = [
+            Request(kind, flags, header + attribute(_DESTINATION, ip_address(address).packed) + link)
+            for address, kind, flags in changes
+        ]
         failed = self._netlink.send(requests)
-        harmless = (errno.EEXIST, errno.EADDRNOTAVAIL)
+        harmless = (errno.EEXIST, errno.ESRCH)
         return {changes[at][0]: code for at, code in failed.items() if code not in harmless}
 
     def delete(self) -> bool:
-        """Delete it with all its addresses; whether it was there."""
+        """Delete it with all its routes; whether it was there."""
         index = self.index()
         if index is None:
             return False
         self._netlink.send([Request(_DEL_LINK, 0, _LINK.pack(0, 0, index, 0, 0))])
         return True
+
+
+def _u32(data: memoryview) -> int:
+    return int.from_bytes(data, sys.byteorder)

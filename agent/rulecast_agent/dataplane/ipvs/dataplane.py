@@ -319,7 +319,8 @@ def _ours(
 
 def _can_load(module: str) -> bool:
     """Whether a module is in the kernel; one that is not loaded is asked for."""
-    if Path(f"/sys/module/{module}").exists():
+    if Path(f"/sys/module/{module}").exists() or not Path("/proc/modules").exists():
+        # A kernel without modules does not tell what it has: what it lacks is told when it is used.
         return True
     return sysctl.load_module(module)
 
