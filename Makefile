@@ -4,11 +4,12 @@ PY := .venv/bin/python
 PROTO := protos/rulecast/v1/rules.proto
 GENERATED := core/rulecast/v1/rules_pb2.py core/rulecast/v1/rules_pb2.pyi core/rulecast/v1/rules_pb2_grpc.py
 
-.PHONY: help setup demo test check unit netns lint types layers gen gen-check bench conformance conformance-source clean
+.PHONY: help setup demo test check unit netns vm lint types layers gen gen-check bench conformance conformance-source clean
 
 help:
 	@echo "make demo   a small cluster in network namespaces with real traffic (root)"
 	@echo "make test   lint, types, layers, generated code, and every test"
+	@echo "make vm     IPVS mode, in a virtual machine"
 	@echo "make bench  the budgets, measured (root)"
 	@echo "make conformance  random scenarios, judged by the real kube-proxy (root, Go; SEED=N replays one)"
 	@echo "make conformance-source  the real apiserver and etcd as the server's source (Go)"
@@ -45,7 +46,7 @@ gen-check: setup
 	for f in $(GENERATED); do cmp "$$f" "$$dir/$${f#core/}" || { echo "$$f is stale: run make gen"; exit 1; }; done
 
 unit: setup
-	$(PY) -m pytest -q -n 2 --dist loadfile -m "not netns and not realapi"
+	$(PY) -m pytest -q -n 2 --dist loadfile -m "not netns and not realapi and not vm"
 
 # The tables of packets once more in each of the other modes, side by side: they mostly wait.
 netns: setup
@@ -54,6 +55,10 @@ netns: setup
 
 tables-%:
 	MODE=$* $(PY) -m pytest -q $(addprefix tests/netns/test_,semantics.py variants.py changes.py odd_packets.py)
+
+# IPVS mode, in a virtual machine whose kernel has it (built once, into build/vm: some minutes).
+vm: setup
+	$(PY) -m pytest -q tests/vm
 
 bench: setup
 	$(PY) -m bench --save

@@ -12,9 +12,9 @@ from rulecast.lab import unavailable
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """REQUIRE=netns turns the skips into failures: for machines that are known to be able."""
+    """REQUIRE=netns (or netns,vm) turns the skips into failures: for machines that are known to be able."""
     reason = unavailable()
-    if not reason or os.environ.get("REQUIRE") == "netns":
+    if not reason or "netns" in os.environ.get("REQUIRE", "").split(","):
         return
     for item in items:
         if item.get_closest_marker("netns"):

@@ -258,12 +258,13 @@ class Rig:
 
     def programmed(self, node: Node) -> bool:
         """Whether the last state is in a kernel; IPv6 is written after IPv4."""
-        if MODE == "nftables":
+        if MODE in ("nftables", "ipvs"):
             listed = self.ruleset(node)
+            hook = "chain nat-postrouting" if MODE == "nftables" else "chain postrouting"
             return all(
                 f"{address}{MARKER} . tcp . {self.generation} :" in listed
                 for address in ("10.96.0.", "2001:db8:96::")
-            ) and (listed.count("chain nat-postrouting") == 2)
+            ) and (listed.count(hook) == 2)
         backend = MODE.removeprefix("iptables-")
         listed = "".join(node.namespace.run(f"{tool}-{backend}-save") for tool in ("iptables", "ip6tables"))
         return all(
