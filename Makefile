@@ -54,7 +54,7 @@ netns: setup
 	@$(MAKE) --no-print-directory -j 2 --output-sync=target tables-iptables-nft tables-iptables-legacy
 
 tables-%:
-	MODE=$* $(PY) -m pytest -q $(addprefix tests/netns/test_,semantics.py variants.py changes.py odd_packets.py)
+	MODE=$* $(PY) -m pytest -q $(addprefix tests/netns/test_,semantics.py variants.py changes.py flows.py odd_packets.py)
 
 # IPVS mode, in a virtual machine whose kernel has it (built once, into build/vm: some minutes).
 vm: setup

@@ -6,7 +6,7 @@ from tests.vm import machine
 
 INSIDE = {
     "the tables of all modes": [
-        f"tests/netns/test_{name}.py" for name in ("semantics", "variants", "changes", "odd_packets")
+        f"tests/netns/test_{name}.py" for name in ("semantics", "variants", "changes", "flows", "odd_packets")
     ],
     "what only IPVS does": ["tests/vm/inside/ipvs.py"],
 }

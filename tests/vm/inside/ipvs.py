@@ -1,8 +1,10 @@
 """What only the IPVS mode does, asked of the kernel. Run inside the virtual machine."""
 
+import contextlib
 import struct
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import pytest
 
@@ -26,13 +28,26 @@ THEIRS = Endpoint("192.0.2.201", 8443)
 families = pytest.mark.parametrize("family", BOTH, ids=lambda family: f"IPv{int(family)}")
 
 
+T = TypeVar("T")
+
+
+def on(rig: Rig, work: Callable[[Ipvs], T]) -> T:
+    """Do it with the IPVS of n1."""
+
+    def there() -> T:
+        with contextlib.closing(Ipvs()) as ipvs:
+            return work(ipvs)
+
+    return rig.n1.namespace.call(there)
+
+
 def services(rig: Rig) -> dict[VirtualServer, Scheduling]:
-    return rig.n1.namespace.call(lambda: Ipvs().services())
+    return on(rig, lambda ipvs: ipvs.services())
 
 
 def table(rig: Rig) -> Table:
     """Without those of marks."""
-    found = rig.n1.namespace.call(lambda: Ipvs().table({}))
+    found = on(rig, lambda ipvs: ipvs.table({}))
     return {server: destinations for server, destinations in found.items() if not server.mark}
 
 
@@ -85,12 +100,11 @@ class TestFlags:
         )
         rig.until_programmed()
 
-        def config() -> list[int]:
-            ipvs = Ipvs()
+        def config(ipvs: Ipvs) -> list[int]:
             fields = attributes(ipvs._netlink.ask(ipvs._request(13))[4:])
             return [struct.unpack_from("=I", fields[kind])[0] for kind in (4, 5, 6)]
 
-        assert rig.n1.namespace.call(config) == [300, 61, 31]
+        assert on(rig, config) == [300, 61, 31]
         ended(agent, "SIGTERM")
 
     def test_strict_arp_and_what_ipvs_needs(self, rig: Rig) -> None:
@@ -185,20 +199,15 @@ class TestOthers:
     @pytest.fixture(autouse=True, scope="class")
     @classmethod
     def foreign(cls, rig: Rig) -> Iterator[None]:
-        def make() -> None:
-            ipvs = Ipvs()
+        def make(ipvs: Ipvs) -> None:
             failed = ipvs.commit(
                 [ipvs.add(FOREIGN, Scheduling("wlc")), ipvs.add_destination(FOREIGN, THEIRS)]
             )
             assert not failed
 
-        def remove() -> None:
-            ipvs = Ipvs()
-            ipvs.commit([ipvs.delete(FOREIGN)])
-
-        rig.n1.namespace.call(make)
+        on(rig, make)
         yield
-        rig.n1.namespace.call(remove)
+        on(rig, lambda ipvs: ipvs.commit([ipvs.delete(FOREIGN)]))
 
     def test_virtual_servers_of_others_stay_through_start_change_repair_and_cleanup(self, rig: Rig) -> None:
         """cloudnativelabs/kube-router#830."""
@@ -219,12 +228,11 @@ class TestOthers:
         rig.apply(WEB, LOCAL)
         until_in(rig)
 
-        def damage() -> None:
-            ipvs = Ipvs()
+        def damage(ipvs: Ipvs) -> None:
             ipvs.commit([ipvs.delete(web()), ipvs.delete_destination(web(Family.IPV6), six)])
 
         six = endpoint(rig, "A", Family.IPV6)
-        rig.n1.namespace.call(damage)
+        on(rig, damage)
         rig.eventually(lambda: len(weights(rig, web())) == 2 and len(weights(rig, web(Family.IPV6))) == 2, 60)
         until_in(rig)
         rig.n1.namespace.run("ip", "link", "del", "rulecast-ipvs0")

@@ -8,8 +8,9 @@ from rulecast.view import Receipt, ServiceView, Update
 from rulecast_agent.dataplane.base import DataplaneError, Drift, HostConfig
 from rulecast_agent.dataplane.changes import of_family, with_owed
 from rulecast_agent.dataplane.nftables import names
+from rulecast_agent.dataplane.nftables.findings import DESCRIBED, Findings
 from rulecast_agent.dataplane.nftables.render import sample_script
-from rulecast_agent.dataplane.nftables.table import DESCRIBED, FamilyTable, Findings
+from rulecast_agent.dataplane.nftables.table import FamilyTable
 from rulecast_agent.kernel.nft import Execer, NftCommand, NftMissing, NftRefused
 from rulecast_agent.kernel.nft_netlink import NetlinkError, NftSocket, Refused
 

@@ -5,8 +5,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-import msgspec
-
 from rulecast.model import Family, ServiceKey
 from rulecast.view import ServiceView
 from rulecast_agent.dataplane.base import HostConfig
@@ -14,6 +12,7 @@ from rulecast_agent.dataplane.halving import halves
 from rulecast_agent.dataplane.nftables import names
 from rulecast_agent.dataplane.nftables.adopt import Elements, take_slots
 from rulecast_agent.dataplane.nftables.affinity import affinity_set
+from rulecast_agent.dataplane.nftables.findings import Findings
 from rulecast_agent.dataplane.nftables.layout import arranged
 from rulecast_agent.dataplane.nftables.planner import Plan, State, host_addresses
 from rulecast_agent.dataplane.nftables.render import create_table, element_text, script, write_chains
@@ -34,28 +33,6 @@ LOAD_CHUNK = 2500
 UNUSED_SECONDS = 10.0
 """How long a chain that nothing uses stays: counts of endpoints come back. It must be gone from the maps in
 an earlier transaction in any case, or kernels before 6.2 refuse to delete it."""
-DESCRIBED = 20
-"""Lines of difference that are worded; the rest is only counted."""
-
-
-class Findings(msgspec.Struct):
-    """What a read-back found."""
-
-    lines: list[str] = msgspec.field(default_factory=list)
-    count: int = 0
-    operations: int = 0
-    errors: dict[ServiceKey, str] = msgspec.field(default_factory=dict)
-    dropped: dict[ServiceKey, ServiceView] = msgspec.field(default_factory=dict)
-    """Services with an error that had to be taken out of the state."""
-    mended: bool = False
-    usable: bool = False
-    """nft was seen to take what is known to be right."""
-
-    def add(self, line: str) -> None:
-        """Count one difference and word it while there is room."""
-        self.count += 1
-        if len(self.lines) < DESCRIBED:
-            self.lines.append(line)
 
 
 class FamilyTable:
