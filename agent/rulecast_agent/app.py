@@ -20,8 +20,10 @@ from rulecast_agent.feed.base import Feed
 from rulecast_agent.feed.channels import ChannelSettings, ClientTls, check_tls
 from rulecast_agent.feed.checkpoint import CheckpointFile
 from rulecast_agent.feed.client import ClientSettings, GrpcFeed
+from rulecast_agent.feed.discovery import AddressFile, Discovery
 from rulecast_agent.feed.persistent import PersistentFeed
 from rulecast_agent.feed.session import AgentIdentity, AgentSession
+from rulecast_agent.feed.slices import ApiServers, SliceLookup
 from rulecast_agent.feed.tokens import TokenFile
 from rulecast_agent.health.listeners import ServiceHealthServers
 from rulecast_agent.health.server import HealthServer
@@ -61,11 +63,25 @@ def remote_feed(settings: AgentSettings, *, version: str) -> Feed:
         session,
         ClientSettings(
             servers=[str(server) for server in settings.servers],
+            discovery=discovery_of(settings),
             channel=ChannelSettings(tls=files, server_name=tls.server_name if tls else ""),
             token=token,
         ),
     )
     return kept_on_disk(settings, feed, session)
+
+
+def discovery_of(settings: AgentSettings) -> Discovery | None:
+    """How the servers are found, when the flags do not name them."""
+    chosen = settings.discovery
+    if chosen is None:
+        return None
+    api = ApiServers(chosen.apiservers, chosen.credentials)
+    service = f"{chosen.namespace}/{chosen.service}"
+    return Discovery(
+        SliceLookup(api, chosen.namespace, chosen.service),
+        AddressFile(settings.state_dir, service) if settings.state_dir is not None else None,
+    )
 
 
 def kept_on_disk(settings: AgentSettings, feed: Feed, session: AgentSession) -> Feed:

@@ -14,6 +14,7 @@ from rulecast.address import AddressError, canonical_cidr, is_ipv6
 from rulecast.errors import UsageError
 from rulecast.flags import HostPort, Parser, host_port, readable_file
 from rulecast.model import Family
+from rulecast_agent.settings_discovery import DiscoverySettings, add_discovery_flags, discovery_settings
 from rulecast_agent.settings_modes import (
     IptablesSettings,
     IpvsSettings,
@@ -77,7 +78,8 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     node_name: str
     servers: tuple[HostPort, ...] = ()
-    """Empty with `standalone`."""
+    """Empty with `standalone` and with `discovery`."""
+    discovery: DiscoverySettings | None = None
     standalone: bool = False
     mode: str = "nftables"
     detection: Detection = Detection()
@@ -134,6 +136,7 @@ def build_parser() -> Parser:
     add("--mode", choices=MODES, default="nftables")
     add("--http", metavar="HOST:PORT", type=host_port, default="0.0.0.0:10256", help="health and metrics")
     add("--state-dir", metavar="DIR", type=_state_dir, help="keep the last good state here")
+    add_discovery_flags(parser, servers=_servers)
     rules = parser.add_argument_group("rules")
     add = rules.add_argument
     add("--cluster-cidr", metavar="CIDR[,CIDR]", type=_cidrs, default=(), help="addresses of all pods")
@@ -169,11 +172,13 @@ def build_parser() -> Parser:
 
 def settings_of(flags: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> AgentSettings:
     """Read parsed flags. Raises UsageError when they contradict each other."""
-    tls = _tls(flags)
-    detection, warnings = _detection(flags)
+    discovery, warnings = discovery_settings(flags, environment)
+    tls = _tls(flags, server_name=discovery.server_name if discovery else "")
+    detection, more = _detection(flags)
     return AgentSettings(
         node_name=node_name(flags.node_name, environment),
         servers=flags.server,
+        discovery=discovery,
         standalone=flags.standalone,
         mode=flags.mode,
         detection=detection,
@@ -199,7 +204,7 @@ def settings_of(flags: argparse.Namespace, environment: Mapping[str, str] = os.e
         ),
         log_format=flags.log_format,
         log_level=flags.log_level,
-        warnings=warnings,
+        warnings=warnings + more,
     )
 
 
@@ -236,7 +241,7 @@ def _add_conntrack_flags(parser: Parser) -> None:
     add("--conntrack-udp-timeout-stream", metavar="DURATION", type=duration, default="0")
 
 
-def _tls(flags: argparse.Namespace) -> TlsSettings | None:
+def _tls(flags: argparse.Namespace, *, server_name: str) -> TlsSettings | None:
     cert = {"--tls-cert": flags.tls_cert, "--tls-key": flags.tls_key}
     given = {
         **cert,
@@ -251,8 +256,8 @@ def _tls(flags: argparse.Namespace) -> TlsSettings | None:
         if used:
             raise UsageError(f"{used[0]} has no use with --standalone")
         return None
-    if not flags.server:
-        raise UsageError("--server is required (or --standalone for a node on its own)")
+    if not flags.server and not flags.server_service:
+        raise UsageError("--server or --server-service is required (or --standalone for a node on its own)")
     if flags.insecure:
         if used:
             raise UsageError(f"--insecure excludes {', '.join(used)}")
@@ -268,7 +273,7 @@ def _tls(flags: argparse.Namespace) -> TlsSettings | None:
         cert=flags.tls_cert,
         key=flags.tls_key,
         token=flags.token_file,
-        server_name=flags.tls_server_name,
+        server_name=flags.tls_server_name or server_name,
     )
 
 

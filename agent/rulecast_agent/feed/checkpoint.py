@@ -6,11 +6,8 @@ not wholly right, or is another node's, is reported and not used.
 """
 
 import asyncio
-import contextlib
 import logging
-import os
 import struct
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +20,7 @@ import zstandard
 from rulecast.model import ClusterInfo, EndpointSet, Kind, NodeInfo, ResourceId, Scope, ServicePort, Value
 from rulecast.wire.messages import WireError
 from rulecast.wire.validate import check_key, check_value
+from rulecast_agent.feed.durable import replace_file
 
 _log = logging.getLogger(__name__)
 
@@ -165,29 +163,10 @@ class CheckpointFile:
         """
         data = encode_checkpoint(Checkpoint(node_name=self._node_name, saved_at=saved_at, contents=contents))
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._replace(data)
+            replace_file(self.path, data)
         except OSError as error:
             raise CheckpointError(f"{self.path}: {error.strerror}") from None
         return len(data)
-
-    def _replace(self, data: bytes) -> None:
-        descriptor, name = tempfile.mkstemp(prefix=".checkpoint-", dir=self.path.parent)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(name).rename(self.path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                Path(name).unlink()
-            raise
-        directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
 
 
 class CheckpointWriter:

@@ -17,7 +17,9 @@ from rulecast.errors import UsageError
 from rulecast.view import Receipt, Update
 from rulecast.wire.messages import WireError
 from rulecast_agent.feed.base import FeedStatus
+from rulecast_agent.feed.candidates import Candidates
 from rulecast_agent.feed.channels import Channels, ChannelSettings
+from rulecast_agent.feed.discovery import Discovery
 from rulecast_agent.feed.session import AgentSession
 from rulecast_agent.feed.tokens import TokenFile
 
@@ -33,8 +35,10 @@ _Call = grpc.aio.StreamStreamCall[bytes, bytes]
 class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Which servers, and how patient to be. Seconds."""
 
-    servers: Sequence[str]
+    servers: Sequence[str] = ()
     """HOST:PORT of each replica."""
+    discovery: Discovery | None = None
+    """Tells them instead, before each stream."""
     channel: ChannelSettings = ChannelSettings()
     token: TokenFile | None = None
     """Sent with each stream; only over TLS."""
@@ -57,9 +61,7 @@ class GrpcFeed:
         self._session = session
         self._settings = settings
         self._channels = Channels(settings.channel)
-        self._servers = list(settings.servers)
-        # Each agent begins somewhere else, and stays there as long as that works.
-        random.shuffle(self._servers)
+        self._candidates = Candidates(settings.servers)
         self._backoff = Backoff(first=settings.retry_initial, limit=settings.retry_maximum)
         self._outgoing = asyncio.Event()
         self._logged: str | None = None
@@ -69,7 +71,12 @@ class GrpcFeed:
     def status(self) -> FeedStatus:
         """See `Feed`."""
         status = self._session.status
-        return msgspec.structs.replace(status, counters={**status.counters, **self._counters})
+        problems, counters = status.problems, {**status.counters, **self._counters}
+        if (discovery := self._settings.discovery) is not None:
+            counters |= {"lookups": discovery.lookups, "lookup_failures": discovery.failures}
+            if discovery.problem:
+                problems += (discovery.problem,)
+        return msgspec.structs.replace(status, counters=counters, problems=problems)
 
     def ack(self, receipt: Receipt) -> None:
         """See `Feed`."""
@@ -90,7 +97,11 @@ class GrpcFeed:
 
     async def _stream_for_ever(self, on_update: Callable[[Update], None]) -> None:
         while True:
-            server = self._servers[0]
+            server = await self._next()
+            if server is None:
+                self._lost("no server", "none is known")
+                await asyncio.sleep(self._backoff.next())
+                continue
             connects = self._session.counters["connects"]
             silent = False
             try:
@@ -113,8 +124,14 @@ class GrpcFeed:
             if worked:
                 self._backoff.reset()
             if silent or not worked:
-                self._servers.append(self._servers.pop(0))
+                self._candidates.failed()
             await asyncio.sleep(self._backoff.next())
+
+    async def _next(self) -> str | None:
+        if self._settings.discovery is not None:
+            for server in self._candidates.update(await self._settings.discovery.servers()):
+                await self._channels.drop(server)
+        return self._candidates.first
 
     def _lost(self, server: str, error: str) -> None:
         self._session.lost(error)
