@@ -11,6 +11,7 @@ _COMMANDS = {
     "server": ("rulecast_server.app", "watch the apiserver once and stream rules to agents"),
     "agent": ("rulecast.cli.agent", "program this node's kernel"),
     "cleanup": ("rulecast_agent.cleanup", "remove everything that an agent put into this kernel"),
+    "certs": ("rulecast_server.certs.command", "make or renew the servers' certificate"),
     "demo": ("rulecast.cli.demo", "a small cluster in network namespaces, with real traffic"),
 }
 

@@ -48,6 +48,7 @@ class _Request(NamedTuple):
     path: str
     params: Mapping[str, str]
     body: bytes | None
+    content_type: str = "application/json"
 
 
 class ApiClient:
@@ -96,6 +97,16 @@ class ApiClient:
         async with self._request(_Request("POST", path, {}, body)) as response:
             return response.status, await response.read()
 
+    async def apply(self, path: str, body: bytes, *, manager: str) -> tuple[int, bytes]:
+        """Server-side apply of JSON, also of what others own; returns the status and the body of the answer.
+
+        Raises aiohttp.ClientError and OSError.
+        """
+        params = {"fieldManager": manager, "force": "true"}
+        request = _Request("PATCH", path, params, body, "application/apply-patch+yaml")
+        async with self._request(request) as response:
+            return response.status, await response.read()
+
     @asynccontextmanager
     async def _request(self, request: _Request) -> AsyncIterator[aiohttp.ClientResponse]:
         if self._access.due(time.time()):
@@ -131,7 +142,7 @@ class ApiClient:
         if access.authorization:
             headers["Authorization"] = access.authorization
         if request.body is not None:
-            headers["Content-Type"] = "application/json"
+            headers["Content-Type"] = request.content_type
         return await http.request(
             request.method,
             access.host + request.path,
