@@ -134,6 +134,7 @@ def _ipvs(settings: AgentSettings) -> IpvsDataplane:
             scheduling=Scheduling(chosen.scheduler, 0, flags),
             timeouts=timeouts,
             strict_arp=chosen.strict_arp,
+            route_mark=1 << chosen.mark_bit,
             exclude_cidrs=chosen.exclude_cidrs,
             local_addresses=list_addresses,
         )

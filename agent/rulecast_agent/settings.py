@@ -163,7 +163,7 @@ def build_parser() -> Parser:
     tls.add_argument("--tls-server-name", metavar="NAME", default="")
     tls.add_argument("--insecure", action="store_true", help="plain text")
     _add_conntrack_flags(parser)
-    add_mode_flags(parser, duration=duration, cidrs=_cidrs)
+    add_mode_flags(parser, duration=duration, cidrs=_cidrs, bit=_bit)
     logs = parser.add_argument_group("logs")
     logs.add_argument("--log-format", choices=("text", "json"), default="text")
     logs.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")

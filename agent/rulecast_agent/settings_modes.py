@@ -5,6 +5,8 @@ from collections.abc import Callable
 
 import msgspec
 
+from rulecast.errors import UsageError
+
 
 class IptablesSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Of --mode iptables."""
@@ -18,6 +20,8 @@ class IpvsSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Of --mode ipvs. Times are seconds; 0 keeps the kernel's."""
 
     scheduler: str = "rr"
+    mark_bit: int = 13
+    """Of packets for external addresses, between routing's two hooks."""
     strict_arp: bool = False
     tcp_timeout: float = 0.0
     tcp_fin_timeout: float = 0.0
@@ -33,6 +37,7 @@ def add_mode_flags(
     *,
     duration: Callable[[str], float],
     cidrs: Callable[[str], tuple[str, ...]],
+    bit: Callable[[str], int],
 ) -> None:
     """Add them; the callables parse their values."""
     group = parser.add_argument_group("--mode iptables")
@@ -49,6 +54,13 @@ def add_mode_flags(
     )
     group = parser.add_argument_group("--mode ipvs")
     group.add_argument("--ipvs-scheduler", choices=SCHEDULERS, default="rr")
+    group.add_argument(
+        "--ipvs-mark-bit",
+        metavar="0..31",
+        type=bit,
+        default=13,
+        help="packet mark bit that brings packets of external addresses to IPVS (default 13)",
+    )
     group.add_argument("--ipvs-strict-arp", action="store_true", help="set arp_ignore and arp_announce")
     for name in ("tcp", "tcpfin", "udp"):
         group.add_argument(f"--ipvs-{name}-timeout", metavar="DURATION", type=duration, default="0")
@@ -62,9 +74,12 @@ def add_mode_flags(
 
 
 def ipvs_settings(flags: argparse.Namespace) -> IpvsSettings:
-    """Read parsed flags."""
+    """Read parsed flags. Raises UsageError."""
+    if flags.ipvs_mark_bit == flags.masquerade_bit:
+        raise UsageError(f"--ipvs-mark-bit and --masquerade-bit are both {flags.masquerade_bit}")
     return IpvsSettings(
         scheduler=flags.ipvs_scheduler,
+        mark_bit=flags.ipvs_mark_bit,
         strict_arp=flags.ipvs_strict_arp,
         tcp_timeout=flags.ipvs_tcp_timeout,
         tcp_fin_timeout=flags.ipvs_tcpfin_timeout,

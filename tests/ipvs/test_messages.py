@@ -1,5 +1,6 @@
 """What goes to the kernel and comes from it, against pyroute2's descriptions of the same messages."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,10 +103,27 @@ FWM  00030C57 rr
 def test_the_table_of_the_kernel_tells_destinations_weights_and_connections() -> None:
     assert dict(ipvs._parse(TABLE, {0x30C57: Family.IPV6})) == {
         WEB: {
-            Endpoint("10.180.0.1", 8080): Destination(1, 5),
-            Endpoint("10.180.0.2", 8080): Destination(0, 1),
+            Endpoint("10.180.0.1", 8080): Destination(1, 2, 3),
+            Endpoint("10.180.0.2", 8080): Destination(0, 0, 1),
         },
         VirtualServer(Family.IPV4, 17, "172.30.0.10", 53): {},
-        WEB6: {Endpoint("fd00:10::1", 8080): Destination(1, 0)},
-        MARKED: {Endpoint("fd00:10::2", 8080): Destination(1, 4)},
+        WEB6: {Endpoint("fd00:10::1", 8080): Destination(1, 0, 0)},
+        MARKED: {Endpoint("fd00:10::2", 8080): Destination(1, 4, 0)},
     }
+
+
+CONNECTIONS = """\
+Pro FromIP   FPrt ToIP     TPrt DestIP   DPrt State       Expires PEName PEData
+TCP C0000264 E9FC AC1E0029 0050 0AB40001 1F90 TIME_WAIT        95
+TCP C0000264 E9FE AC1E0029 0051 0AB40001 1F90 FIN_WAIT         95
+TCP fd00:0010:0000:0000:0000:0000:0000:0009 E9FC fd00:0030:0000:0000:0000:0000:0000:0041 01BB fd00:0010:0000:0000:0000:0000:0000:0001 1F90 ESTABLISHED     899
+"""  # noqa: E501
+
+
+def test_a_connection_is_unfinished_until_both_sides_have_closed_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ip_vs_conn").write_text(CONNECTIONS)
+    monkeypatch.setattr(ipvs, "_CONNECTIONS", str(tmp_path / "ip_vs_conn"))
+    found = ipvs.Ipvs.unfinished()
+    assert found == {("172.30.0.41", 81), ("fd00:30::41", 443)}

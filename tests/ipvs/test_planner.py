@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rulecast.model import Endpoint, Family, Protocol, ServiceKey
 from rulecast.view import ServiceView
 from rulecast_agent.dataplane.ipvs import rules
-from rulecast_agent.dataplane.ipvs.planner import Absent, Change, Element, Planner, Served
+from rulecast_agent.dataplane.ipvs.planner import Absent, Change, Element, LocalAddress, Planner, Served
 from rulecast_agent.dataplane.nftables import names
 from rulecast_agent.kernel.ipvs import Scheduling, VirtualServer
 from rulecast_agent.kernel.nft_netlink import Value
@@ -54,9 +54,20 @@ def test_every_frontend_has_a_virtual_server() -> None:
     assert by_address(made) == dict.fromkeys(places, some(1, 2))
 
 
-def test_the_interface_gets_service_addresses_and_no_node_address() -> None:
+CLUSTER_IP, EXTERNAL_IP = LocalAddress("172.30.0.41", False), LocalAddress("192.0.2.9", True)
+
+
+def test_a_cluster_ip_is_local_and_an_external_address_only_for_its_frontends() -> None:
     made = planned(view(key(), 1, node_port=30080, external_ips=("192.0.2.9",)))
-    assert made.addresses == {"172.30.0.41", "192.0.2.9"}
+    assert made.addresses == {CLUSTER_IP, EXTERNAL_IP}
+    known = {element for element in made.elements if element[0] == rules.EXTERNAL_FRONTENDS}
+    packed = names.pack_frontend("192.0.2.9", Protocol.TCP, 80)
+    assert known == {(rules.EXTERNAL_FRONTENDS, packed)}
+
+
+def test_packets_to_an_external_address_without_endpoints_are_left_on_their_way() -> None:
+    made = planned(view(key(), external_ips=("192.0.2.9",)))
+    assert not [element for element in made.elements if element[0] == rules.EXTERNAL_FRONTENDS]
 
 
 def test_an_address_that_services_share_stays_until_the_last_of_them_goes() -> None:
@@ -67,8 +78,8 @@ def test_an_address_that_services_share_stays_until_the_last_of_them_goes() -> N
     two = view(key("b"), 1, cluster_ip="172.30.0.1", external_ips=("192.0.2.9",))
     made = planned(one, two)
     made.change({one.service.key: None})
-    assert "192.0.2.9" in made.addresses
-    assert made.change({two.service.key: None}).addresses["192.0.2.9"] is False
+    assert EXTERNAL_IP in made.addresses
+    assert made.change({two.service.key: None}).addresses[EXTERNAL_IP] is False
     assert made.addresses == set()
 
 
@@ -105,7 +116,7 @@ def test_without_any_endpoints_every_frontend_is_refused_and_none_is_a_virtual_s
     for place in (("172.30.0.41", 80), ("192.0.2.9", 80), (NODE, 30080)):
         assert verdict(made, rules.NO_ENDPOINTS, *place) == rules.REJECT
         assert verdict(made, rules.SERVICES, *place) == Absent()
-    assert made.addresses == {"172.30.0.41", "192.0.2.9"}
+    assert made.addresses == {CLUSTER_IP, EXTERNAL_IP}
 
 
 def test_internal_local_serves_only_the_cluster_ip_from_this_node() -> None:
@@ -146,6 +157,15 @@ def test_a_mark_is_kept_over_changes_and_a_restart() -> None:
     again = planner(marks=made.marks)
     again.change({each.service.key: each for each in (service, other)})
     assert {o: s.mark for s, o in again.owners().items() if s.mark} == before
+
+
+def test_a_service_for_which_no_mark_is_left_is_named_and_lets_nobody_in() -> None:
+    made = planner(marks={key("last"): 0xFFFE})
+    service = view(key(), 1, local=(1,), external_local=True, node_port=30080)
+    change = made.change({key(): service})
+    assert change.errors.keys() == {key()}
+    assert verdict(made, rules.SERVICES, NODE, 30080) == rules.LOCAL_NONE
+    assert marked(made) == []
 
 
 def test_affinity_is_persistence_for_its_seconds() -> None:
@@ -260,7 +280,7 @@ class Simulated:
     def __init__(self) -> None:
         self.servers: dict[VirtualServer, Served] = {}
         self.elements: dict[Element, Value] = {}
-        self.addresses: set[str] = set()
+        self.addresses: set[LocalAddress] = set()
 
     def apply(self, change: Change) -> None:
         for server, (before, after) in change.servers.items():

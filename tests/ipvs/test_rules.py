@@ -26,7 +26,7 @@ SERVICES = {Family.IPV4: "172.30.0.0/16", Family.IPV6: "fd00:30::/112"}
 
 
 def table(family: Family, socket: NftSocket) -> PacketTable:
-    return PacketTable(family=family, socket=socket, nft=NftCommand())
+    return PacketTable(family=family, socket=socket, nft=NftCommand(), route_mark=0x2000)
 
 
 @pytest.fixture

@@ -27,6 +27,8 @@ class FakeKernel:
         self.servers: dict[VirtualServer, Scheduling] = {}
         self.weights: dict[VirtualServer, dict[Endpoint, int]] = {}
         self.open: dict[tuple[VirtualServer, Endpoint], int] = {}
+        self.inactive: dict[tuple[VirtualServer, Endpoint], int] = {}
+        self.half_open: set[tuple[str, int]] = set()
         self.refuses: dict[VirtualServer, int] = {}
         self.asked: list[Operation] = []
 
@@ -56,13 +58,17 @@ class FakeKernel:
     def services(self) -> dict[VirtualServer, Scheduling]:
         return dict(self.servers)
 
-    def table(self, marked: Mapping[int, Family]) -> Table:
+    def destinations(self, server: VirtualServer) -> dict[Endpoint, Destination]:
         return {
-            server: {
-                one: Destination(weight, self.open.get((server, one), 0)) for one, weight in held.items()
-            }
-            for server, held in self.weights.items()
+            one: Destination(weight, self.open.get((server, one), 0), self.inactive.get((server, one), 0))
+            for one, weight in self.weights.get(server, {}).items()
         }
+
+    def table(self, marked: Mapping[int, Family]) -> Table:
+        return {server: self.destinations(server) for server in self.weights}
+
+    def unfinished(self) -> set[tuple[str, int]]:
+        return self.half_open
 
     def _do(self, verb: str, server: VirtualServer, what: Any, weight: int) -> int:
         if verb == "add":
@@ -167,10 +173,10 @@ def test_a_virtual_server_stays_until_the_last_of_its_connections_ends(
     bring(servers, {WEB: served(A, B)})
     kernel.open[WEB, A] = 1
     bring(servers, {WEB: None})
-    assert servers.sweep(servers.table()) == []
-    assert kernel.weights == {WEB: {A: 0}}
+    servers.sweep(servers.table())
+    assert kernel.weights == {WEB: {A: 0, B: 0}}
     kernel.open.clear()
-    assert servers.sweep(servers.table()) == [WEB]
+    servers.sweep(servers.table())
     assert kernel.servers == {}
     assert servers.held == {}
 
@@ -184,8 +190,44 @@ def test_a_virtual_server_that_returns_while_it_drains_serves_again(
     bring(servers, {WEB: served(B)})
     assert kernel.weights == {WEB: {A: 0, B: 1}}
     kernel.open.clear()
-    assert servers.sweep(servers.table()) == []
+    servers.sweep(servers.table())
     assert kernel.weights == {WEB: {B: 1}}
+
+
+@pytest.mark.parametrize("many", [1, 30])
+def test_virtual_servers_to_which_nothing_is_open_go_at_once(
+    kernel: FakeKernel, servers: Servers, many: int
+) -> None:
+    some = [WEB._replace(port=port) for port in range(1, many + 1)]
+    bring(servers, {server: served(A) for server in some})
+    kernel.open[some[0], A] = 1
+    bring(servers, dict.fromkeys(some))
+    assert kernel.weights == {some[0]: {A: 0}}
+
+
+def test_connections_that_are_over_keep_no_virtual_server_and_half_open_ones_do(
+    kernel: FakeKernel, servers: Servers
+) -> None:
+    bring(servers, {WEB: served(A), OTHER: served(A)})
+    kernel.inactive = {(WEB, A): 3, (OTHER, A): 1}
+    kernel.half_open = {(WEB.address, WEB.port)}
+    bring(servers, {WEB: None, OTHER: None})
+    assert kernel.weights == {WEB: {A: 0}}
+    kernel.half_open = set()
+    servers.sweep(servers.table())
+    assert kernel.servers == {}
+
+
+def test_a_weight_that_someone_else_set_is_not_right_and_is_mended(
+    kernel: FakeKernel, servers: Servers
+) -> None:
+    bring(servers, {WEB: served(A, B)})
+    kernel.weights[WEB][A] = 50
+    servers.read(lambda _: True)
+    assert not servers.right(WEB, served(A, B))
+    bring(servers, {WEB: served(A, B)})
+    assert kernel.weights == {WEB: {A: 1, B: 1}}
+    assert servers.right(WEB, served(A, B))
 
 
 def test_a_refused_server_is_named_and_all_others_are_made(kernel: FakeKernel, servers: Servers) -> None:

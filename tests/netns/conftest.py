@@ -13,7 +13,7 @@ from tests.netns.objects import VIP, frontend
 from tests.netns.rig import Rig
 from tests.netns.world import SERVICES, more_slices
 
-NOT_IN_IPVS = ("node-address",)
+NOT_IN_IPVS: tuple[str, ...] = ()
 NOT_IN_IPVS_WHY = (
     "an address of one node that a service has is taken as its own by every other node in IPVS mode"
 )

@@ -21,13 +21,15 @@ from rulecast_agent.kernel.netlink_batch import (
 _GENERIC, _CONTROL = 16, 0x10
 _NEW_SERVICE, _SET_SERVICE, _DEL_SERVICE, _GET_SERVICE = 1, 2, 3, 4
 _NEW_DEST, _SET_DEST, _DEL_DEST = 5, 6, 7
-_SET_CONFIG = 12
+_GET_DEST, _SET_CONFIG = 8, 12
 _PERSISTENT = 0x1
 FALLBACK, HASH_PORT = 0x8, 0x10
 """Scheduler flags of sh and mh: to another server when the chosen one has no weight; the port counts too."""
 PROTOCOLS = {"TCP": 6, "UDP": 17, "SCTP": 132}
 _NAMES = {"TCP": 6, "UDP": 17, "SCTP": 132}
-_TABLE = "/proc/thread-self/net/ip_vs"
+_TABLE, _CONNECTIONS = "/proc/thread-self/net/ip_vs", "/proc/thread-self/net/ip_vs_conn"
+_OVER = {"TIME_WAIT", "CLOSE", "LAST_ACK", "CLOSED"}
+"""States of TCP and SCTP in which both sides have said all."""
 
 
 class VirtualServer(NamedTuple):
@@ -52,7 +54,10 @@ class Destination(NamedTuple):
     """As it is in the kernel now."""
 
     weight: int
-    connections: int
+    active: int
+    """Established, or about to be."""
+    inactive: int
+    """Half closed, or over and not forgotten yet (TIME_WAIT lasts 120 s)."""
 
 
 class Timeouts(NamedTuple):
@@ -143,6 +148,34 @@ class Ipvs:
             found[server] = how
         return found
 
+    def destinations(self, server: VirtualServer) -> dict[Endpoint, Destination]:
+        """Of one virtual server. Raises NetlinkFailed."""
+        body = struct.pack("=BBH", _GET_DEST, 1, 0) + _service(server, None)
+        found = {}
+        for answer in self._netlink.dump(Request(self._family, 0, body)):
+            fields = attributes(attributes(answer[4:])[2])
+            packed = bytes(fields[1])
+            address = IPv6Address(packed) if server.family is Family.IPV6 else IPv4Address(packed[:4])
+            endpoint = Endpoint(str(address), struct.unpack_from("!H", fields[2])[0])
+            weight, active, inactive = (struct.unpack_from("=I", fields[at])[0] for at in (4, 7, 8))
+            found[endpoint] = Destination(weight, active, inactive)
+        return found
+
+    @staticmethod
+    def unfinished() -> set[tuple[str, int]]:
+        """Addresses and ports to which a connection is open, if only in one direction.
+
+        From /proc, a line a connection: what is counted as inactive has both kinds.
+        """
+        found = set()
+        for line in Path(_CONNECTIONS).read_text().splitlines()[1:]:
+            words = line.split()
+            if len(words) > 7 and words[7] not in _OVER:
+                found.add((words[3], words[4]))
+        return {
+            _place(f"{address if ':' not in address else f'[{address}]'}:{port}") for address, port in found
+        }
+
     def table(self, marked: dict[int, Family]) -> Table:
         """Every virtual server with its destinations. `marked` tells the families of marks.
 
@@ -201,7 +234,7 @@ def _parse(
             if words[1] != "RemoteAddress:Port":
                 address, port = _place(words[1])
                 weight, active, inactive = map(int, words[3:6])
-                destinations[Endpoint(address, port)] = Destination(weight, active + inactive)
+                destinations[Endpoint(address, port)] = Destination(weight, active, inactive)
         elif words[:1] == ["FWM"]:
             mark = int(words[1], 16)
             destinations = {}

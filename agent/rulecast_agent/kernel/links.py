@@ -29,8 +29,10 @@ _NEW_ROUTE, _DEL_ROUTE, _GET_ROUTE = 24, 25, 26
 _LINK = struct.Struct("=BxHiII")
 _ROUTE = struct.Struct("=BBBBBBBBI")
 """Family, destination and source length, TOS, table, protocol, scope, type, flags."""
-_DESTINATION, _INDEX = 1, 4
-_TABLE_LOCAL, _LOCAL, _STATIC = 255, 2, 4
+_DESTINATION, _INDEX, _TABLE = 1, 4, 15
+_LOCAL, _STATIC = 2, 4
+LOCAL_TABLE = 255
+"""The table that is looked at first, for every packet."""
 _UP = 0x1
 _NO_ARP = 0x80
 _AF = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
@@ -44,7 +46,7 @@ class Dummy:
     def __init__(self, name: str) -> None:
         """Raises NetlinkFailed."""
         self._name = name
-        self._netlink = NetlinkBatch(0, f"interface {name}")
+        self._netlink = NetlinkBatch(0, f"interface {name}", strict=True)
 
     def close(self) -> None:
         """Close the socket; the interface stays."""
@@ -73,14 +75,23 @@ class Dummy:
             assert index is not None
         return index
 
-    def addresses(self, index: int, family: Family) -> set[str]:
-        """The addresses that are local by its routes. Raises NetlinkFailed."""
+    def addresses(self, index: int, family: Family, *, table: int = LOCAL_TABLE) -> set[str]:
+        """The addresses that are local by its routes in a table. Raises NetlinkFailed."""
         found = set()
-        for answer in self._netlink.dump(Request(_GET_ROUTE, 0, _ROUTE.pack(_AF[family], *(0,) * 8))):
-            _, length, _, _, table, _, _, kind, _ = _ROUTE.unpack_from(answer)
-            if (table, kind, length) == (_TABLE_LOCAL, _LOCAL, _BITS[family]):
+        body = _ROUTE.pack(_AF[family], *(0,) * 8)
+        # The kernel looks only at these: a node may hold a million routes of others.
+        body += attribute(_TABLE, struct.pack("=I", table)) + attribute(_INDEX, struct.pack("=I", index))
+        try:
+            answers = self._netlink.dump(Request(_GET_ROUTE, 0, body))
+        except NetlinkFailed as error:
+            if error.code == errno.ENOENT:  # Nobody has put a route into this table yet.
+                return set()
+            raise
+        for answer in answers:
+            _, length, _, _, _, _, _, kind, _ = _ROUTE.unpack_from(answer)
+            if (kind, length) == (_LOCAL, _BITS[family]):
                 fields = attributes(answer[_ROUTE.size :])
-                if _DESTINATION in fields and _INDEX in fields and _u32(fields[_INDEX]) == index:
+                if _DESTINATION in fields and (_u32(fields[_INDEX]), _u32(fields[_TABLE])) == (index, table):
                     address = ip_address(bytes(fields[_DESTINATION]))
                     # The kernel's own: an interface that is up has such a one for IPv6.
                     if not address.is_link_local:
@@ -88,16 +99,22 @@ class Dummy:
         return found
 
     def change(
-        self, index: int, family: Family, *, add: Iterable[str], remove: Iterable[str]
+        self,
+        index: int,
+        family: Family,
+        *,
+        add: Iterable[str],
+        remove: Iterable[str],
+        table: int = LOCAL_TABLE,
     ) -> dict[str, int]:
         """Make addresses local, and others no longer; the error numbers of those that failed."""
         changes = [(address, _NEW_ROUTE, CREATE | EXCLUSIVE) for address in add]
         changes += [(address, _DEL_ROUTE, 0) for address in remove]
         scope = _SCOPE_HOST if family is Family.IPV4 else 0
-        header = _ROUTE.pack(_AF[family], _BITS[family], 0, 0, _TABLE_LOCAL, _STATIC, scope, _LOCAL, 0)
-        link = attribute(_INDEX, struct.pack("=I", index))
+        header = _ROUTE.pack(_AF[family], _BITS[family], 0, 0, 0, _STATIC, scope, _LOCAL, 0)
+        where = attribute(_INDEX, struct.pack("=I", index)) + attribute(_TABLE, struct.pack("=I", table))
         requests = [
-            Request(kind, flags, header + attribute(_DESTINATION, ip_address(address).packed) + link)
+            Request(kind, flags, header + attribute(_DESTINATION, ip_address(address).packed) + where)
             for address, kind, flags in changes
         ]
         failed = self._netlink.send(requests)

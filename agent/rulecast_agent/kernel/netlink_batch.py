@@ -20,6 +20,7 @@ _NESTED = 0x8000
 _AT_ONCE = 200
 """Requests in a send: the answers to all of them must fit into the receive buffer."""
 _SO_RCVBUFFORCE = 33
+_SOL_NETLINK, _STRICT_CHECK = 270, 12
 
 
 class NetlinkFailed(Exception):
@@ -41,13 +42,18 @@ class Request(NamedTuple):
 class NetlinkBatch:
     """A socket of one netlink protocol."""
 
-    def __init__(self, protocol: int, what: str) -> None:
-        """`what` names it in errors. Raises NetlinkFailed."""
+    def __init__(self, protocol: int, what: str, *, strict: bool = False) -> None:
+        """`what` names it in errors. Raises NetlinkFailed.
+
+        `strict`: dumps of routes are filtered by the kernel.
+        """
         self._what = what
         self._sequence = 0
         try:
             self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
             self._socket.settimeout(30.0)
+            if strict:
+                self._socket.setsockopt(_SOL_NETLINK, _STRICT_CHECK, 1)
             with contextlib.suppress(PermissionError):
                 self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, 8 << 20)
         except OSError as error:

@@ -2,7 +2,7 @@
 
 import errno
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 
@@ -12,17 +12,18 @@ from rulecast.model import Family, Revision, ServiceKey
 from rulecast.view import Receipt, ServiceView, Update
 from rulecast_agent.dataplane.base import DataplaneError, Drift, HostConfig
 from rulecast_agent.dataplane.changes import of_family, with_owed
-from rulecast_agent.dataplane.ipvs import rules
-from rulecast_agent.dataplane.ipvs.family import Findings, IpvsFamily, Kernel
+from rulecast_agent.dataplane.ipvs.addresses import MARKED_TABLE, Routing
+from rulecast_agent.dataplane.ipvs.family import Findings, IpvsFamily, Kernel, is_ours
 from rulecast_agent.dataplane.ipvs.packets import PacketTable
+from rulecast_agent.dataplane.ipvs.planner import Element
 from rulecast_agent.dataplane.ipvs.servers import Servers
-from rulecast_agent.dataplane.nftables import names
 from rulecast_agent.kernel import sysctl
 from rulecast_agent.kernel.ipvs import Ipvs, Scheduling, Timeouts, VirtualServer
 from rulecast_agent.kernel.links import Dummy
 from rulecast_agent.kernel.netlink_batch import NetlinkFailed
 from rulecast_agent.kernel.nft import Execer, NftCommand, NftMissing, NftRefused
 from rulecast_agent.kernel.nft_netlink import NetlinkError, NftSocket, Refused, Value
+from rulecast_agent.kernel.routing_rules import RoutingRules
 
 INTERFACE = "rulecast-ipvs0"
 _DESCRIBED = 10
@@ -40,6 +41,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     scheduling: Scheduling = Scheduling("rr")
     timeouts: Timeouts = Timeouts()
     strict_arp: bool = False
+    route_mark: int = 0x2000
+    """The bit that packets of external addresses have on their way to IPVS."""
     exclude_cidrs: tuple[str, ...] = ()
     """Virtual servers of these addresses are nobody's business of ours."""
     local_addresses: Callable[[], frozenset[str]] = frozenset
@@ -65,6 +68,7 @@ class IpvsDataplane:
         self._clock = clock
         self._ipvs: Ipvs | None = None
         self._dummy: Dummy | None = None
+        self._rules: RoutingRules | None = None
         self._socket: NftSocket | None = None
         self._servers: Servers | None = None
         self._families: dict[Family, IpvsFamily] = {}
@@ -112,14 +116,17 @@ class IpvsDataplane:
             if self._servers.draining and now >= self._sweep_at:
                 self._servers.sweep(self._servers.table())
                 for family in self._families.values():
-                    family.retire_addresses()
+                    family.finish()
                 self._sweep_at = now + _SWEEP_PAUSE
+            mended = [
+                f"the routing rule, {name.name}" for name, each in self._families.items() if each.mend_rule()
+            ]
             for family in self._families.values():
                 if family.local_addresses_changed() and self._host is not None:
                     family.rehost(self._host)
             if not self._unknown and now < self._verify_at:
-                return None
-            drift = self._verify()
+                return Drift(differences=mended, count=len(mended)) if mended else None
+            drift = self._verify(mended)
         except _ERRORS as error:
             self._unknown = True
             raise DataplaneError(f"ipvs: {error}") from error
@@ -143,20 +150,20 @@ class IpvsDataplane:
                 if error.code != errno.ENOENT:
                     raise
             socket = self._nft_socket()
-            dummy = Dummy(INTERFACE)
-            link = dummy.index()
+            dummy, routing_rules = Dummy(INTERFACE), RoutingRules()
             for family in Family:
                 packets = PacketTable(family=family, socket=socket, nft=self._nft)
-                held: Mapping[tuple[str, bytes], Value] = packets.elements() if packets.there() else {}
-                addresses = dummy.addresses(link, family) if link is not None else set()
+                held: Mapping[Element, Value] = packets.elements() if packets.there() else {}
                 if self._ipvs is not None:
                     servers = Servers(self._ipvs)
-                    servers.read(lambda server, h=held, a=addresses, f=family: _ours(server, h, a, f))  # type: ignore[misc]
+                    servers.read(lambda server, h=held, f=family: is_ours(server, h, f))  # type: ignore[misc]
                     found |= bool(servers.held)
                     servers.delete(list(servers.held))
+                found |= routing_rules.delete(family, MARKED_TABLE)
                 found |= packets.cleanup()
             found |= dummy.delete()
             dummy.close()
+            routing_rules.close()
         except _ERRORS as error:
             raise DataplaneError(f"ipvs: {error}") from error
         self._families = {}
@@ -165,10 +172,10 @@ class IpvsDataplane:
 
     def close(self) -> None:
         """Close the sockets; what was programmed stays."""
-        for each in (self._ipvs, self._dummy, self._socket):
+        for each in (self._ipvs, self._dummy, self._rules, self._socket):
             if each is not None:
                 each.close()
-        self._ipvs = self._dummy = self._socket = None
+        self._ipvs = self._dummy = self._rules = self._socket = None
 
     def _open(self) -> Ipvs:
         if self._ipvs is None:
@@ -218,36 +225,29 @@ class IpvsDataplane:
             raise NetlinkFailed(errno.EACCES, line)
         if any(self._options.timeouts):
             ipvs.commit([ipvs.set_timeouts(self._options.timeouts)])
-        self._dummy = self._dummy or Dummy(INTERFACE)
-        link = self._dummy.ensure()
+        self._dummy, self._rules = self._dummy or Dummy(INTERFACE), self._rules or RoutingRules()
+        routing = Routing(self._dummy, self._dummy.ensure(), self._rules, self._options.route_mark)
         servers = Servers(ipvs)
         families = {}
         socket = self._nft_socket()
-        kernel = Kernel(servers, self._dummy, link)
         for family in host.families:
-            packets = PacketTable(family=family, socket=socket, nft=self._nft)
+            packets = PacketTable(
+                family=family, socket=socket, nft=self._nft, route_mark=self._options.route_mark
+            )
             families[family] = IpvsFamily(
                 family=family,
                 host=host,
                 how=self._options.scheduling,
-                kernel=kernel,
+                kernel=Kernel(servers, routing),
                 packets=packets,
                 local_addresses=self._options.local_addresses,
             )
-        held = {
-            family: (
-                PacketTable(family=family, socket=socket, nft=self._nft).elements()
-                if socket.has_table(names.NFPROTO[family], rules.TABLE)
-                else {}
-            )
-            for family in host.families
-        }
-        addresses = {family: self._dummy.addresses(link, family) for family in host.families}
+        held = {family: each.elements() for family, each in families.items()}
         servers.read(
             lambda server: (
                 server.family in held
                 and not self._excluded(server)
-                and _ours(server, held[server.family], addresses[server.family], server.family)
+                and is_ours(server, held[server.family], server.family)
             )
         )
         for family, tables in families.items():
@@ -281,9 +281,9 @@ class IpvsDataplane:
         address = ip_address(server.address)
         return any(address in network for network in self._exclude)
 
-    def _verify(self) -> Drift:
+    def _verify(self, mended: Sequence[str] = ()) -> Drift:
         begin = self._clock()
-        lines: list[str] = []
+        lines = list(mended)
         if self._servers is not None:
             known = set(self._servers.held)
             held = {family: tables.elements() for family, tables in self._families.items()}
@@ -303,18 +303,6 @@ class IpvsDataplane:
         took = self._clock() - begin
         self._verify_at = self._clock() + min(_LONGEST_PAUSE, max(1.0, _FULL_CHECK_PAUSE * took))
         return Drift(differences=lines[:_DESCRIBED], count=len(lines))
-
-
-def _ours(
-    server: VirtualServer, held: Mapping[tuple[str, bytes], Value], addresses: set[str], family: Family
-) -> bool:
-    if server.family is not family:
-        return False
-    if server.mark:
-        return (rules.MARK_VALUES, rules.pack_mark(server.mark)) in held
-    packed = names.pack_frontend(server.address, rules.PROTOCOL_OF[server.protocol], server.port)
-    known = any((name, packed) in held for name in (rules.SERVICES, rules.NO_ENDPOINTS))
-    return known or server.address in addresses
 
 
 def _can_load(module: str) -> bool:

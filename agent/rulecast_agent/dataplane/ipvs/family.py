@@ -10,15 +10,21 @@ from rulecast.model import Family, ServiceKey
 from rulecast.view import ServiceView
 from rulecast_agent.dataplane.base import HostConfig
 from rulecast_agent.dataplane.ipvs import rules
-from rulecast_agent.dataplane.ipvs.packets import PacketTable, differences
-from rulecast_agent.dataplane.ipvs.planner import ABSENT, MARK_SHIFT, Absent, Change, Element, Planner, Served
+from rulecast_agent.dataplane.ipvs.addresses import Addresses, Routing
+from rulecast_agent.dataplane.ipvs.packets import PacketTable, Writes, differences
+from rulecast_agent.dataplane.ipvs.planner import (
+    ABSENT,
+    MARK_SHIFT,
+    Change,
+    Element,
+    LocalAddress,
+    Planner,
+    Served,
+)
 from rulecast_agent.dataplane.ipvs.servers import Servers
 from rulecast_agent.dataplane.nftables import names
 from rulecast_agent.kernel.ipvs import PROTOCOLS, Scheduling, VirtualServer
-from rulecast_agent.kernel.links import Dummy
 from rulecast_agent.kernel.nft_netlink import Value
-
-Writes = Mapping[Element, tuple[Value | Absent, Value | Absent]]
 
 
 class Findings(msgspec.Struct):
@@ -33,9 +39,7 @@ class Kernel(NamedTuple):
     """What is shared by both families."""
 
     servers: Servers
-    dummy: Dummy
-    link: int
-    """Index of our interface."""
+    routing: Routing
 
 
 class IpvsFamily:
@@ -53,14 +57,15 @@ class IpvsFamily:
     ) -> None:
         """`local_addresses`: those of the host's other interfaces, of both families."""
         self._family, self._host, self._how = family, host, how
-        self._servers, self._dummy, self._link = kernel
+        self._servers = kernel.servers
+        self._addresses = Addresses(family=family, routing=kernel.routing)
         self._packets = packets
         self._local_addresses = local_addresses
         self._local: frozenset[str] = frozenset()
-        self._addresses: set[str] = set()
-        """On our interface."""
-        self._leaving: set[str] = set()
-        """Addresses on it that no service has any more."""
+        self._moved = False
+        """The host's addresses have changed, and ours were not compared with them since."""
+        self._leaving: set[VirtualServer] = set()
+        """Which no service has any more, and to which something may be open."""
         self._protocols: dict[VirtualServer, str] = {}
         """Of the servers of marks."""
         self._planner = Planner(family=family, host=host, how=how)
@@ -73,7 +78,7 @@ class IpvsFamily:
     def start(self, views: Mapping[ServiceKey, ServiceView]) -> Findings:
         """Bring the kernel from whatever it holds to `views`."""
         self._refresh_local()
-        held = self._packets.elements() if self._packets.there() else {}
+        held = self.elements()
         planner = Planner(
             family=self._family, host=self._host, how=self._how, marks=_marks_of(views, held, self._family)
         )
@@ -81,7 +86,10 @@ class IpvsFamily:
         self._planner = planner
         change = planner.change(views)
         self._packets.program(self._host, planner.firewalls())
-        return self._converge(held, change)
+        self._addresses.ensure_rule()
+        findings = self._converge(held)
+        findings.errors |= change.errors
+        return findings
 
     def change(self, changes: Mapping[ServiceKey, ServiceView | None]) -> Findings:
         """Write what differs; what IPVS refuses keeps what it had."""
@@ -93,7 +101,7 @@ class IpvsFamily:
         return findings
 
     def rehost(self, host: HostConfig) -> Findings:
-        """Follow another host configuration."""
+        """Follow another host configuration, or other addresses of the host."""
         self._host = host
         self._refresh_local()
         self._packets.program(host, self._planner.firewalls())
@@ -108,131 +116,139 @@ class IpvsFamily:
         """The host has other addresses than the rules were made for."""
         return self._mine(self._local_addresses()) != self._local
 
+    def mend_rule(self) -> bool:
+        """Bring back the routing rule that someone deleted (systemd-networkd does); whether it was gone."""
+        return self._addresses.ensure_rule()
+
     def verify(self) -> Findings:
         """Read back, and write what is not as meant."""
         changed = self._packets.program(self._host, self._planner.firewalls())
-        held = self._packets.elements()
-        findings = self._converge(held, Change({}, {}, {}, {}))
+        findings = self._converge(self._packets.elements())
+        self._packets.delete_unused()
         if changed:
             findings.lines.insert(0, f"the rules of table {rules.TABLE}")
         return findings
 
     def owns(self, server: VirtualServer, held: Mapping[Element, Value]) -> bool:
-        """Ours are those of marks that our table knows, and of places that it or our interface has."""
-        if server.family is not self._family:
-            return False
-        if server.mark:
-            return (
-                rules.MARK_VALUES,
-                rules.pack_mark(server.mark),
-            ) in held or server in self._planner.servers
-        packed = names.pack_frontend(server.address, rules.PROTOCOL_OF[server.protocol], server.port)
-        return (
-            server.address in self._addresses
-            or (rules.SERVICES, packed) in held
-            or (rules.NO_ENDPOINTS, packed) in held
-            or server in self._planner.servers
-        )
+        """Ours are those that are meant, and what our table or our interface knows."""
+        return server in self._planner.servers or is_ours(server, held, self._family)
 
-    def retire_addresses(self) -> None:
-        """Take addresses off the interface to which no server is left."""
+    def finish(self) -> None:
+        """Take away what was kept only for open connections that are over."""
         if not self._leaving:
             return
-        used = {server.address for server in self._servers.held}
-        gone = {address for address in self._leaving if address not in used}
-        if gone:
-            self._leaving -= gone
-            self._set_addresses(add=set(), remove=gone)
+        held = self._servers.held
+        marks_left = any(server.mark and server in held for server in self._leaving)
+        # What was open by a mark went to the frontends of its service.
+        gone = {one for one in self._leaving if one not in held and (one.mark or not marks_left)}
+        self._leaving -= gone
+        writes: Writes = {_known(one): (None, ABSENT) for one in gone}
+        writes |= self._addresses.retire({server.address for server in self._leaving})
+        self._packets.write(writes)
 
-    def _converge(self, held: Mapping[Element, Value], change: Change) -> Findings:
-        self._addresses = self._dummy.addresses(self._link, self._family)
-        meant = dict(self._planner.elements)
-        virtual = {(rules.VIRTUAL_IPS, names.pack_address(address)) for address in self._addresses}
-        writes = differences(held, {**meant, **dict.fromkeys(virtual, None)})
-        owned = {server for server in self._servers.held if self.owns(server, held)}
-        wanted: dict[VirtualServer, tuple[Served | None, Served | None]] = {
-            server: (None, served) for server, served in self._planner.servers.items()
-        }
-        lines = [
-            f"virtual server {server}" for server in owned - self._planner.servers.keys() - self._draining()
-        ]
-        for server, served in self._planner.servers.items():
-            has = self._servers.held.get(server)
-            live = has[1] - self._servers.draining.get(server, set()) if has else None
-            if has is None or has[0] != served.how or live != set(served.endpoints):
-                lines.append(f"virtual server {server}")
+    def _converge(self, held: Mapping[Element, Value]) -> Findings:
+        planner, servers = self._planner, self._servers
+        self._addresses.read()
+        addresses = self._addresses.differences(self._own_addresses())
+        self._addresses.begin(addresses)
+        owned = {server for server in servers.held if self.owns(server, held)}
+        left = owned - planner.servers.keys()
+        stale = left - self._leaving
+        self._leaving = left | {one for one in self._leaving if one not in planner.servers}
+        meant = {**planner.elements, **self._addresses.elements(self._own_addresses())}
+        meant |= {_known(server): None for server in self._leaving}
+        writes = differences(held, meant)
+        wrong = [server for server, served in planner.servers.items() if not servers.right(server, served)]
+        lines = [f"virtual server {server}" for server in (*stale, *wrong)]
         lines += [f"{name} {key.hex()}" for name, key in writes]
-        for server in owned - self._planner.servers.keys():
-            wanted[server] = (None, None)
-        addresses = self._planner.addresses - self._local
-        missing, stale = addresses - self._addresses, self._addresses - addresses - self._leaving
-        lines += [f"address {address}" for address in (*missing, *stale)]
-        every = Change(
-            wanted,
-            {**self._planner.owners(), **change.owners},
-            dict(writes),
-            {**dict.fromkeys(missing, True), **dict.fromkeys(stale, False)},
-        )
-        if not lines:
-            return Findings({}, 0, [])
-        findings = self._write(every)
-        findings.lines = lines
+        lines += [f"address {one.address}" for one in addresses]
+        findings = Findings({}, 0, lines)
+        if lines:
+            changes = {server: planner.servers[server] for server in wrong}
+            self._program({**changes, **dict.fromkeys(left)}, planner.owners(), writes, addresses, findings)
         return findings
-
-    def _draining(self) -> set[VirtualServer]:
-        return {
-            server
-            for server, endpoints in self._servers.draining.items()
-            if server in self._servers.held and endpoints >= self._servers.held[server][1]
-        }
 
     def _write(self, change: Change) -> Findings:
-        findings = Findings({}, 0, [])
-        self._packets.add_firewalls(self._planner.firewalls())
-        served = {server: after for server, (_, after) in change.servers.items() if after is not None}
-        for server, words in self._servers.serve(served).items():
-            owner = change.owners.get(server)
-            if owner is not None:
-                findings.errors[owner] = f"IPVS: {words}"
-        for server in served:
-            if server.mark and server in change.owners:
-                self._protocols[server] = change.owners[server].rpartition("/")[0].rpartition("/")[2]
-        findings.operations += len(change.servers) + self._packets.write(change.elements)
-        new = {address for address, there in change.addresses.items() if there} - self._local
-        self._leaving -= new
-        self._set_addresses(add=new - self._addresses, remove=set())
-        self._servers.retire(
-            {server: after for server, (_, after) in change.servers.items()}, is_udp=self._is_udp
-        )
-        self._leaving |= {
-            address for address, there in change.addresses.items() if not there
-        } & self._addresses
-        self.retire_addresses()
-        findings.operations += len(change.addresses)
+        own = self._own_addresses
+        addresses = {one: there and one.address not in self._local for one, there in change.addresses.items()}
+        if self._moved:
+            addresses |= self._addresses.differences(own())
+            self._moved = False
+        servers = {server: after for server, (_, after) in change.servers.items()}
+        writes: Writes = {**change.elements, **self._addresses.begin(addresses)}
+        for server, served in servers.items():
+            if served is None and server in self._servers.held:
+                self._leaving.add(server)
+                if server.mark:
+                    writes.pop(_known(server), None)
+                else:
+                    writes[_known(server)] = (ABSENT, None)
+            elif served is not None and server in self._leaving:
+                self._leaving.discard(server)
+                if not server.mark:
+                    writes[_known(server)] = (None, ABSENT)
+        findings = Findings(dict(change.errors), 0, [])
+        self._program(servers, change.owners, writes, addresses, findings)
         return findings
 
-    def _set_addresses(self, *, add: set[str], remove: set[str]) -> None:
-        """The set of addresses that only Services have goes with those on the interface."""
-        pairs = [(address, ABSENT, None) for address in add]
-        self._packets.write({(rules.VIRTUAL_IPS, names.pack_address(a)): (old, new) for a, old, new in pairs})
-        failed = self._dummy.change(self._link, self._family, add=sorted(add), remove=sorted(remove))
-        self._packets.write({(rules.VIRTUAL_IPS, names.pack_address(a)): (None, ABSENT) for a in remove})
-        self._addresses |= add - failed.keys()
-        self._addresses -= remove
+    def _program(
+        self,
+        servers: Mapping[VirtualServer, Served | None],
+        owners: Mapping[VirtualServer, ServiceKey],
+        writes: Writes,
+        addresses: Mapping[LocalAddress, bool],
+        findings: Findings,
+    ) -> None:
+        self._packets.add_firewalls(self._planner.firewalls())
+        served = {server: after for server, after in servers.items() if after is not None}
+        for server, words in self._servers.serve(served).items():
+            if server in owners:
+                findings.errors[owners[server]] = f"IPVS: {words}"
+        for server in served:
+            if server.mark and server in owners:
+                self._protocols[server] = owners[server].rpartition("/")[0].rpartition("/")[2]
+        findings.operations += len(servers) + self._packets.write(writes) + len(addresses)
+        self._addresses.add(addresses)
+        self._servers.retire(servers, is_udp=self._is_udp)
+        self.finish()
 
     def _is_udp(self, server: VirtualServer) -> bool:
         if server.mark:
             return self._protocols.get(server) == "UDP"
         return server.protocol == PROTOCOLS["UDP"]
 
+    def _own_addresses(self) -> set[LocalAddress]:
+        return {one for one in self._planner.addresses if one.address not in self._local}
+
     def _refresh_local(self) -> None:
-        self._local = self._mine(self._local_addresses())
+        local = self._mine(self._local_addresses())
+        self._moved, self._local = local != self._local, local
 
     def _mine(self, addresses: frozenset[str]) -> frozenset[str]:
         return frozenset(a for a in addresses if (":" in a) is (self._family is Family.IPV6))
 
     def _node_port_addresses(self) -> list[str]:
         return sorted(a for a in self._local if not ipaddress.ip_address(a).is_loopback)
+
+
+def is_ours(server: VirtualServer, held: Mapping[Element, Value], family: Family) -> bool:
+    """Our table, which holds `held`, knows it."""
+    if server.family is not family:
+        return False
+    if _known(server) in held:
+        return True
+    if server.mark:
+        return False
+    packed = _known(server)[1]
+    return any((name, packed) in held for name in (rules.SERVICES, rules.NO_ENDPOINTS))
+
+
+def _known(server: VirtualServer) -> Element:
+    """By which the table knows a server that no service has any more."""
+    if server.mark:
+        return rules.MARK_VALUES, rules.pack_mark(server.mark)
+    protocol = rules.PROTOCOL_OF[server.protocol]
+    return rules.LEAVING_FRONTENDS, names.pack_frontend(server.address, protocol, server.port)
 
 
 def _marks_of(

@@ -20,6 +20,7 @@ MARK_SHIFT = 16
 """Marks of virtual servers are numbers in the upper half; the masquerade bit is in the lower one."""
 _MARK_TAIL = 0x0C57
 """IPVS takes any packet with a server's mark: ours must not be equal to what others mark with."""
+_LAST_MARK = 0xFFFF
 _FIRST_MARK = {Family.IPV4: 2, Family.IPV6: 3}
 """/proc/net/ip_vs does not tell a mark's family: even numbers are IPv4's, odd ones IPv6's."""
 Element = tuple[str, bytes]
@@ -30,6 +31,14 @@ class Absent(msgspec.Struct, frozen=True):
 
 
 ABSENT = Absent()
+
+
+class LocalAddress(NamedTuple):
+    """An address whose packets are to be delivered to this node."""
+
+    address: str
+    marked: bool
+    """Only those of known frontends, which are marked: others may have the address too, such as a node."""
 
 
 class Served(NamedTuple):
@@ -48,11 +57,12 @@ class Compiled(msgspec.Struct, frozen=True, gc=False):
     elements: dict[tuple[str, int], dict[Element, Value]] = {}
     marked: tuple[VirtualServer, Served] | None = None
     """For what comes from outside to external addresses with the policy Local."""
-    addresses: tuple[str, ...] = ()
-    """For our interface."""
+    addresses: tuple[LocalAddress, ...] = ()
     hairpin: tuple[Element, ...] = ()
     ranges: tuple[str, ...] = ()
     """Of sources, collapsed; empty where no chain has to look."""
+    error: str = ""
+    """What of the service cannot be served."""
 
 
 class Change(msgspec.Struct):
@@ -63,11 +73,19 @@ class Change(msgspec.Struct):
     owners: dict[VirtualServer, ServiceKey] = {}
     """For whom a virtual server is, after or else before."""
     elements: dict[Element, tuple[Value | Absent, Value | Absent]] = {}
-    addresses: dict[str, bool] = {}
+    addresses: dict[LocalAddress, bool] = {}
     """Whether it is to be there."""
+    errors: dict[ServiceKey, str] = {}
 
 
 _NOTHING = Compiled()
+_BY_FRONTEND = (
+    rules.SERVICES,
+    rules.NO_ENDPOINTS,
+    rules.FIREWALL_IPS,
+    rules.MARKS,
+    rules.EXTERNAL_FRONTENDS,
+)
 
 
 class Planner:
@@ -89,7 +107,7 @@ class Planner:
         self.elements: dict[Element, Value] = {}
         self._compiled: dict[ServiceKey, Compiled] = {}
         self._claims: Claims[tuple[str, str, int]] = Claims()
-        self._addresses: Counter[str] = Counter()
+        self._addresses: Counter[LocalAddress] = Counter()
         self._shared: Counter[Element] = Counter()
         self._ranges: Counter[tuple[str, ...]] = Counter()
         self._firewalls: dict[str, tuple[str, ...]] = {}
@@ -105,7 +123,7 @@ class Planner:
         self._node_port_addresses = tuple(node_port_addresses) if chosen is None else chosen
 
     @property
-    def addresses(self) -> set[str]:
+    def addresses(self) -> set[LocalAddress]:
         """What our interface is meant to hold."""
         return {address for address, count in self._addresses.items() if count > 0}
 
@@ -123,13 +141,15 @@ class Planner:
 
     def change(self, changes: Mapping[ServiceKey, ServiceView | None]) -> Change:
         """Mean something else from now on (None: gone), and tell how that differs."""
-        change = Change({}, {}, {}, {})
+        change = Change({}, {}, {}, {}, {})
         touched: dict[tuple[str, int, str], None] = {}
         for key, view in changes.items():
             before = self._compiled.pop(key, _NOTHING)
             after = self._compile(key, view) if view is not None else _NOTHING
             if view is not None:
                 self.views[key], self._compiled[key] = view, after
+                if after.error:
+                    change.errors[key] = after.error
             else:
                 self.views.pop(key, None)
                 self._release_mark(key)
@@ -194,9 +214,7 @@ class Planner:
         self._server(change, owner, server, served[1] if served else None)
         packed = names.pack_frontend(place[0], Protocol(protocol), place[1])
         wanted = compiled.elements.get(place, {})
-        known = [
-            (name, packed) for name in (rules.SERVICES, rules.NO_ENDPOINTS, rules.FIREWALL_IPS, rules.MARKS)
-        ]
+        known = [(name, packed) for name in _BY_FRONTEND]
         known.append((rules.FIREWALL_SELF, names.pack_address(place[0]) + packed))
         for element in known:
             self._element(change, element, wanted.get(element, ABSENT))
@@ -238,6 +256,7 @@ class Planner:
         how = Scheduling(self._how.scheduler, service.affinity_seconds, self._how.flags)
         local = bool(service.external_local and service.has_endpoints and view.local)
         mark = self._mark(key) if local else 0
+        error = "IPVS: no mark is left for externalTrafficPolicy Local" if local and not mark else ""
         if not local:
             self._release_mark(key)
         for address, port, role in wanted:
@@ -246,7 +265,13 @@ class Planner:
                 found.places[place] = role
                 self._serve(found, view, how, place, role)
                 found.elements[place] = self._elements(view, place, role, mark)
-        addresses = tuple(dict.fromkeys(a for a, _, role in wanted if a and role is not Role.NODE_PORT))
+        addresses = tuple(
+            dict.fromkeys(
+                LocalAddress(address, role is not Role.CLUSTER_IP)
+                for address, _, role in wanted
+                if address and role is not Role.NODE_PORT
+            )
+        )
         hairpin: tuple[Element, ...] = ()
         if service.has_endpoints:
             protocol = service.name.protocol
@@ -260,7 +285,7 @@ class Planner:
             marked = (server, Served(how, frozenset(view.local)))
         ranges = _ranges(service) if service.load_balancer_ips else ()
         return msgspec.structs.replace(
-            found, marked=marked, addresses=addresses, hairpin=hairpin, ranges=ranges
+            found, marked=marked, addresses=addresses, hairpin=hairpin, ranges=ranges, error=error
         )
 
     def _serve(
@@ -290,6 +315,8 @@ class Planner:
             found[rules.MARKS, packed] = rules.pack_mark(_mark_value(mark))
         else:
             found[rules.SERVICES, packed] = rules.LOCAL_NONE
+        if service.has_endpoints and role in (Role.LOAD_BALANCER, Role.EXTERNAL_IP):
+            found[rules.EXTERNAL_FRONTENDS, packed] = None
         if service.restrict_sources and place[0] in service.load_balancer_ips and role is not Role.NODE_PORT:
             found |= self._firewall(service, place[0], packed)
         return found
@@ -313,6 +340,8 @@ class Planner:
         mark = self.marks.get(key)
         if mark is None:
             mark = self._free_marks.pop() if self._free_marks else self._next_mark
+            if mark > _LAST_MARK:
+                return 0
             if mark == self._next_mark:
                 self._next_mark += 2
             self.marks[key] = mark

@@ -5,7 +5,7 @@ and what writes and reads their elements is there already.
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from rulecast.model import Family, Protocol
@@ -18,7 +18,8 @@ SERVICES = "services"
 NO_ENDPOINTS = "no-endpoint-services"
 FIREWALL_IPS, FIREWALL_SELF = "firewall-ips", "firewall-self"
 MARKS, MARK_VALUES = "marks", "mark-values"
-VIRTUAL_IPS = "virtual-ips"
+VIRTUAL_IPS, LEAVING_IPS, EXTERNAL_IPS = "virtual-ips", "leaving-ips", "external-ips"
+EXTERNAL_FRONTENDS, LEAVING_FRONTENDS = "external-frontends", "leaving-frontends"
 HAIRPIN = "hairpin-connections"
 REJECT = "reject-chain"
 CLUSTER_IP, EXTERNAL, LOCAL, LOCAL_NONE = "cluster-ip", "external", "local", "local-none"
@@ -37,6 +38,10 @@ def sets(family: Family) -> dict[str, str]:
         MARKS: f"map {{ typeof {frontend} : meta mark; }}",
         MARK_VALUES: "set { type mark; }",
         VIRTUAL_IPS: f"set {{ typeof {ip} daddr; }}",
+        EXTERNAL_IPS: f"set {{ typeof {ip} daddr; }}",
+        LEAVING_IPS: f"set {{ typeof {ip} daddr; }}",
+        EXTERNAL_FRONTENDS: f"set {{ typeof {frontend}; }}",
+        LEAVING_FRONTENDS: f"set {{ typeof {frontend}; }}",
         FIREWALL_SELF: f"set {{ typeof {ip} saddr . {frontend}; }}",
         HAIRPIN: f"set {{ typeof {ip} saddr . {frontend}; }}",
     }
@@ -60,8 +65,11 @@ class Chain(NamedTuple):
     rules: tuple[str, ...]
 
 
-def chains(family: Family, host: HostConfig) -> dict[str, Chain]:
-    """The chains by name; those that are gone to come first."""
+def chains(family: Family, host: HostConfig, *, route_mark: int) -> dict[str, Chain]:
+    """The chains by name; those that are gone to come first.
+
+    `route_mark`: the bit that makes packets local.
+    """
     ip = _WORD[family]
     config = host.families[family]
     frontend = f"{ip} daddr . meta l4proto . th dport"
@@ -88,6 +96,7 @@ def chains(family: Family, host: HostConfig) -> dict[str, Chain]:
         f"ct state new {ip} daddr @{VIRTUAL_IPS} goto {REJECT}",
     )
     unallocated = tuple(f"ct state new {ip} daddr {cidr} drop" for cidr in config.service_cidrs)
+    route = f"meta mark set meta mark or {route_mark:#x}"
     made: dict[str, tuple[str, tuple[str, ...]]] = {
         REJECT: ("", ("meta l4proto tcp reject with tcp reset", "reject")),
         CLUSTER_IP: ("", cluster_ip),
@@ -98,8 +107,29 @@ def chains(family: Family, host: HostConfig) -> dict[str, Chain]:
         "classify": ("", (f"{frontend} vmap @{SERVICES}",)),
         "prerouting": ("type filter hook prerouting priority -110", classify),
         "output-pre": ("type filter hook output priority -110", classify),
-        "input": ("type filter hook input priority 0", refuse),
-        "forward": ("type filter hook forward priority 0", unallocated),
+        "route": (
+            # After what translates destinations (-100): then it is not ours any more.
+            "type filter hook prerouting priority -90",
+            (
+                "ct direction reply accept",
+                f"{frontend} @{EXTERNAL_FRONTENDS} {route} accept",
+                f"ct state != new {frontend} @{LEAVING_FRONTENDS} {route} accept",
+                # Errors about what we sent, such as of a path's MTU.
+                f"ct state related ct original {ip} daddr @{EXTERNAL_IPS} {route}",
+            ),
+        ),
+        "input": (
+            "type filter hook input priority 0",
+            (
+                f"meta mark & {route_mark:#x} != 0 meta mark set meta mark & {0xFFFFFFFF ^ route_mark:#x}",
+                f"ct state new {ip} daddr @{LEAVING_IPS} drop",
+                *refuse,
+            ),
+        ),
+        "forward": (
+            "type filter hook forward priority 0",
+            (f"ct state new {frontend} vmap @{NO_ENDPOINTS}", *unallocated),
+        ),
         "output": ("type filter hook output priority 0", (*refuse, *unallocated)),
         "postrouting": (
             "type nat hook postrouting priority 100",
@@ -123,14 +153,13 @@ def firewall_rule(family: Family, cidrs: tuple[str, ...]) -> str:
     return f"{_WORD[family]} saddr != {{ {', '.join(cidrs)} }} drop"
 
 
-def script(family: Family, host: HostConfig, firewalls: Mapping[str, tuple[str, ...]]) -> str:
+def script(family: Family, made: Mapping[str, Chain], firewalls: Mapping[str, tuple[str, ...]]) -> str:
     """Create what is missing, and give every chain its rules, in one transaction."""
     word = _WORD[family]
     lines = [f'add table {word} {TABLE} {{ comment "Owned by rulecast; edits are undone"; }}']
     for name, declaration in sets(family).items():
         kind, _, body = declaration.partition(" ")
         lines.append(f"add {kind} {word} {TABLE} {name} {body}")
-    made = chains(family, host)
     for name, chain in made.items():
         hook = f" {{ {chain.hook}; policy accept; }}" if chain.hook else ""
         lines.append(f"add chain {word} {TABLE} {name}{hook}")
@@ -148,6 +177,11 @@ def firewall_script(family: Family, firewalls: Mapping[str, tuple[str, ...]]) ->
         # Not accepted here: the packet has to be classified like any other.
         lines += [_rule(family, name, rule) for rule in (firewall_rule(family, cidrs), "goto classify")]
     return "\n".join(lines) + "\n"
+
+
+def deletion_script(family: Family, unused: Iterable[str]) -> str:
+    """Delete chains to which nothing leads."""
+    return "".join(f"delete chain {_WORD[family]} {TABLE} {name}\n" for name in unused)
 
 
 def _rule(family: Family, chain: str, rule: str) -> str:

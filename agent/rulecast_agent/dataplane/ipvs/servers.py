@@ -1,7 +1,7 @@
 """Virtual servers in the kernel: bringing them to what is meant, and letting endpoints that go drain."""
 
 import errno
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rulecast.model import Endpoint
 from rulecast_agent.dataplane.ipvs.planner import Served
@@ -9,6 +9,8 @@ from rulecast_agent.kernel.ipvs import PROTOCOLS, Ipvs, Scheduling, Table, Virtu
 from rulecast_agent.kernel.netlink_batch import Request
 
 _UDP = PROTOCOLS["UDP"]
+_FEW = 20
+"""Virtual servers of which one at a time is asked; for more, all are read at once."""
 _HARMLESS = {errno.EEXIST, errno.ESRCH}
 """Someone made or deleted it meanwhile; a read-back tells what is there."""
 
@@ -26,6 +28,8 @@ class Servers:
         self.held: dict[VirtualServer, tuple[Scheduling, set[Endpoint]]] = {}
         self.draining: dict[VirtualServer, set[Endpoint]] = {}
         """Without weight. A server all of whose endpoints are here is to go with the last one."""
+        self._odd: set[tuple[VirtualServer, Endpoint]] = set()
+        """Whose weight someone else set."""
 
     def serve(self, wanted: Mapping[VirtualServer, Served]) -> dict[VirtualServer, str]:
         """Make servers and endpoints that are missing; what was refused, in words."""
@@ -45,11 +49,13 @@ class Servers:
             there = held[1] if held else set()
             draining = self.draining.get(server, set())
             for endpoint in sorted(served.endpoints):
-                if endpoint in draining:
+                if endpoint in draining or (server, endpoint) in self._odd:
                     ask(server, self._ipvs.weigh_destination(server, endpoint, 1))
                 elif endpoint not in there:
                     ask(server, self._ipvs.add_destination(server, endpoint))
         refused = self._commit(requests, about)
+        if self._odd:
+            self._odd -= {(server, one) for server, served in wanted.items() for one in served.endpoints}
         for server, served in wanted.items():
             if server not in refused:
                 draining = self.draining.get(server, set()) - served.endpoints
@@ -61,9 +67,10 @@ class Servers:
     def retire(
         self, wanted: Mapping[VirtualServer, Served | None], *, is_udp: Callable[[VirtualServer], bool]
     ) -> None:
-        """Take the weight from endpoints that are not wanted, and delete what nothing is open to."""
+        """Take the weight from endpoints that are not wanted, and delete servers to which nothing is open."""
         requests: list[Request] = []
         about: list[VirtualServer] = []
+        leaving: list[VirtualServer] = []
         for server, served in wanted.items():
             held = self.held.get(server)
             if held is None:
@@ -72,12 +79,13 @@ class Servers:
             if is_udp(server):
                 if served is None:
                     requests.append(self._ipvs.delete(server))
-                    del self.held[server]
-                    self.draining.pop(server, None)
+                    self._forget(server)
                 else:
                     requests += [self._ipvs.delete_destination(server, endpoint) for endpoint in sorted(gone)]
                     held[1].difference_update(gone)
             else:
+                if served is None:
+                    leaving.append(server)
                 draining = self.draining.get(server, set())
                 requests += [
                     self._ipvs.weigh_destination(server, endpoint, 0) for endpoint in sorted(gone - draining)
@@ -85,29 +93,47 @@ class Servers:
                 self._set_draining(server, draining | gone)
             about += [server] * (len(requests) - len(about))
         self._commit(requests, about)
+        if leaving:
+            # After they have lost their weight: nothing can come any more.
+            self._delete_ended(leaving, self.table() if len(leaving) > _FEW else None)
 
-    def sweep(self, table: Table) -> list[VirtualServer]:
-        """Delete what has drained, by what `table` tells; the servers that went with it."""
+    def sweep(self, table: Table) -> None:
+        """Delete what has drained, by what `table` tells."""
         requests: list[Request] = []
         about: list[VirtualServer] = []
-        left = []
+        leaving = []
         for server, draining in list(self.draining.items()):
-            there = table.get(server, {})
-            done = {one for one in draining if one not in there or not there[one].connections}
             if server not in self.held:
                 self._set_draining(server, set())
-                continue
-            held = self.held[server][1]
-            requests += [self._ipvs.delete_destination(server, one) for one in sorted(done) if one in there]
-            held -= done
-            self._set_draining(server, draining - done)
-            if not held:
-                requests.append(self._ipvs.delete(server))
-                del self.held[server]
-                left.append(server)
-            about += [server] * (len(requests) - len(about))
+            elif draining >= self.held[server][1]:
+                leaving.append(server)
+            else:
+                there = table.get(server, {})
+                done = {one for one in draining if one not in there or not any(there[one][1:])}
+                requests += [
+                    self._ipvs.delete_destination(server, one) for one in sorted(done) if one in there
+                ]
+                self.held[server][1].difference_update(done)
+                self._set_draining(server, draining - done)
+                about += [server] * (len(requests) - len(about))
         self._commit(requests, about)
-        return left
+        self._delete_ended(leaving, table)
+
+    def _delete_ended(self, leaving: Sequence[VirtualServer], table: Table | None) -> None:
+        """Delete those of `leaving` to which nothing is open. One that only remembers closed ones goes too:
+
+        it would answer new clients in place of who has its port now.
+        """
+        ended: list[VirtualServer] = []
+        doubtful: list[VirtualServer] = []
+        for server in leaving:
+            there = (table.get(server, {}) if table is not None else self._ipvs.destinations(server)).values()
+            if not any(one.active for one in there):
+                (doubtful if any(one.inactive for one in there) else ended).append(server)
+        if any(not server.mark for server in doubtful):
+            half_open = self._ipvs.unfinished()
+            ended += [one for one in doubtful if not one.mark and (one.address, one.port) not in half_open]
+        self.delete(ended)
 
     def table(self) -> Table:
         """Every virtual server of the kernel, with the connections of its endpoints."""
@@ -121,11 +147,12 @@ class Servers:
         self.held = {
             server: (how, set(table.get(server, {}))) for server, how in services.items() if ours(server)
         }
+        self._odd = set()
         for server in self.held:
-            without = {one for one, state in table.get(server, {}).items() if state.weight == 0}
-            self._set_draining(server, without)
-        for server in [server for server in self.draining if server not in self.held]:
-            del self.draining[server]
+            there = table.get(server, {})
+            self._set_draining(server, {one for one, state in there.items() if state.weight == 0})
+            self._odd |= {(server, one) for one, state in there.items() if state.weight > 1}
+        self.draining = {server: left for server, left in self.draining.items() if server in self.held}
         return table
 
     def delete(self, servers: Iterable[VirtualServer]) -> None:
@@ -133,8 +160,21 @@ class Servers:
         gone = list(servers)
         self._commit([self._ipvs.delete(server) for server in gone], gone)
         for server in gone:
-            self.held.pop(server, None)
-            self.draining.pop(server, None)
+            self._forget(server)
+
+    def right(self, server: VirtualServer, served: Served) -> bool:
+        """The kernel has it as it is meant."""
+        held = self.held.get(server)
+        if held is None or held[0] != served.how:
+            return False
+        live = held[1] - self.draining.get(server, set())
+        return live == served.endpoints and not (
+            self._odd and any((server, one) in self._odd for one in live)
+        )
+
+    def _forget(self, server: VirtualServer) -> None:
+        self.held.pop(server, None)
+        self.draining.pop(server, None)
 
     def _set_draining(self, server: VirtualServer, endpoints: set[Endpoint]) -> None:
         if endpoints:
