@@ -7,16 +7,12 @@ import pytest
 
 from rulecast.lab import Lab
 from rulecast.model import Family
-from tests.netns.cluster import MODE, Cluster, ReferenceCluster, build_lab
+from tests.netns.cluster import Cluster, ReferenceCluster, build_lab
 from tests.netns.expect import BLOCKED_IP
 from tests.netns.objects import VIP, frontend
 from tests.netns.rig import Rig
 from tests.netns.world import SERVICES, more_slices
 
-NOT_IN_IPVS: tuple[str, ...] = ()
-NOT_IN_IPVS_WHY = (
-    "an address of one node that a service has is taken as its own by every other node in IPVS mode"
-)
 BACKEND_PORTS = (53, 5353, 8080, 8443, 9090)
 
 
@@ -25,8 +21,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent.name == "netns":
             item.add_marker(pytest.mark.netns)
-        if MODE == "ipvs" and any(f"to {name} " in item.name for name in NOT_IN_IPVS):
-            item.add_marker(pytest.mark.skip(reason=NOT_IN_IPVS_WHY))
 
 
 @pytest.fixture(scope="session")
@@ -67,8 +61,7 @@ def cluster(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clus
 @pytest.fixture(scope="module")
 def world(cluster: Cluster) -> Cluster:
     """The cluster with the objects that the tables ask about."""
-    services = [each for each in SERVICES if MODE != "ipvs" or each.name not in NOT_IN_IPVS]
-    cluster.apply(*services, extra=more_slices(cluster.lab))
+    cluster.apply(*SERVICES, extra=more_slices(cluster.lab))
     return cluster
 
 

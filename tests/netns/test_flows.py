@@ -9,7 +9,7 @@ from rulecast.lab import Host, Probe, Verdict, run_probes
 from rulecast.model import Family, Protocol
 from tests.netns import flows
 from tests.netns.changing import TCP, UDP, UNRELATED, WEB, check, families, with_endpoints, with_spec
-from tests.netns.cluster import Cluster, eventually
+from tests.netns.cluster import MODE, Cluster, eventually
 from tests.netns.expect import (
     OUTSIDE,
     POD,
@@ -251,6 +251,8 @@ class TestAffinity:
         self, cluster: Cluster, clients: dict[Family, list[str]], family: Family
     ) -> None:
         """kubernetes/kubernetes#35677."""
+        if MODE == "ipvs":
+            pytest.skip("IPVS forgets a client only some minutes after its last connection; docs/ipvs.md")
         short = with_spec(self.STICKY, sessionAffinityConfig={"clientIP": {"timeoutSeconds": 1}})
         cluster.apply(short)
         first = self.pinned(cluster, clients[family], family, TCP)

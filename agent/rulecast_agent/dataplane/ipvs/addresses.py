@@ -29,6 +29,15 @@ class Routing(NamedTuple):
     """The bit of packets that are to be delivered here, whosever address they are sent to."""
 
 
+def local_addresses(dummy: Dummy, link: int, family: Family) -> set[LocalAddress]:
+    """What is local by routes of our interface."""
+    return {
+        LocalAddress(address, table == MARKED_TABLE)
+        for table in (LOCAL_TABLE, MARKED_TABLE)
+        for address in dummy.addresses(link, family, table=table)
+    }
+
+
 class Addresses:
     """One family's. An address that no service has any more stays while connections to it are open."""
 
@@ -36,22 +45,19 @@ class Addresses:
         self._family = family
         self._dummy, self._link, self._rules, mark = routing
         self._rule = MarkRule(_PRIORITY, mark, MARKED_TABLE)
-        self._held: set[LocalAddress] = set()
+        self.held: set[LocalAddress] = set()
+        """Those that the kernel has."""
         self._leaving: set[LocalAddress] = set()
 
     def read(self) -> None:
         """Believe what the kernel has."""
-        self._held = {
-            LocalAddress(address, table == MARKED_TABLE)
-            for table in (LOCAL_TABLE, MARKED_TABLE)
-            for address in self._dummy.addresses(self._link, self._family, table=table)
-        }
-        self._leaving &= self._held
+        self.held = local_addresses(self._dummy, self._link, self._family)
+        self._leaving &= self.held
 
     def differences(self, wanted: Collection[LocalAddress]) -> dict[LocalAddress, bool]:
         """What to add to and take from what is there, beside what leaves already."""
-        missing = {one for one in wanted if one not in self._held or one in self._leaving}
-        stale = self._held - set(wanted) - self._leaving
+        missing = {one for one in wanted if one not in self.held or one in self._leaving}
+        stale = self.held - set(wanted) - self._leaving
         return dict.fromkeys(missing, True) | dict.fromkeys(stale, False)
 
     def elements(self, wanted: Iterable[LocalAddress]) -> dict[Element, Value]:
@@ -67,7 +73,7 @@ class Addresses:
         writes: Writes = {}
         for one, there in changes.items():
             left = one in self._leaving
-            if there is (one in self._held and not left):
+            if there is (one in self.held and not left):
                 continue
             (self._leaving.discard if there else self._leaving.add)(one)
             if one.marked:
@@ -81,7 +87,7 @@ class Addresses:
 
     def add(self, changes: Mapping[LocalAddress, bool]) -> None:
         """Make local what comes."""
-        self._change([one for one, there in changes.items() if there and one not in self._held], add=True)
+        self._change([one for one, there in changes.items() if there and one not in self.held], add=True)
 
     def retire(self, used: Collection[str]) -> Writes:
         """Take away what leaves and is not in `used`; elements that go with it."""
@@ -105,9 +111,9 @@ class Addresses:
                 self._link, self._family, add=texts if add else (), remove=() if add else texts, table=table
             )
             if add:
-                self._held.update(one for one in mine if one.address not in failed)
+                self.held.update(one for one in mine if one.address not in failed)
             else:
-                self._held.difference_update(mine)
+                self.held.difference_update(mine)
 
 
 def _element(name: str, one: LocalAddress) -> Element:

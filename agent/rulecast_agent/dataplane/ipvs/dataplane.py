@@ -1,6 +1,7 @@
 """The IPVS mode of the agent. See `docs/ipvs.md`."""
 
 import errno
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from ipaddress import ip_address, ip_network
@@ -12,7 +13,7 @@ from rulecast.model import Family, Revision, ServiceKey
 from rulecast.view import Receipt, ServiceView, Update
 from rulecast_agent.dataplane.base import DataplaneError, Drift, HostConfig
 from rulecast_agent.dataplane.changes import of_family, with_owed
-from rulecast_agent.dataplane.ipvs.addresses import MARKED_TABLE, Routing
+from rulecast_agent.dataplane.ipvs.addresses import MARKED_TABLE, Routing, local_addresses
 from rulecast_agent.dataplane.ipvs.family import Findings, IpvsFamily, Kernel, is_ours
 from rulecast_agent.dataplane.ipvs.packets import PacketTable
 from rulecast_agent.dataplane.ipvs.planner import Element
@@ -151,12 +152,15 @@ class IpvsDataplane:
                     raise
             socket = self._nft_socket()
             dummy, routing_rules = Dummy(INTERFACE), RoutingRules()
+            link = dummy.index()
             for family in Family:
                 packets = PacketTable(family=family, socket=socket, nft=self._nft)
                 held: Mapping[Element, Value] = packets.elements() if packets.there() else {}
+                addresses = local_addresses(dummy, link, family) if link is not None else set()
                 if self._ipvs is not None:
                     servers = Servers(self._ipvs)
-                    servers.read(lambda server, h=held, f=family: is_ours(server, h, f))  # type: ignore[misc]
+                    ours = functools.partial(is_ours, family=family, held=held, addresses=addresses)
+                    servers.read(ours)
                     found |= bool(servers.held)
                     servers.delete(list(servers.held))
                 found |= routing_rules.delete(family, MARKED_TABLE)
@@ -243,16 +247,19 @@ class IpvsDataplane:
                 local_addresses=self._options.local_addresses,
             )
         held = {family: each.elements() for family, each in families.items()}
+        planned = {}
+        for family, each in families.items():
+            views = {key: view for key, view in of_family(changes, family).items() if view is not None}
+            planned[family] = each.plan(views, held[family])
         servers.read(
             lambda server: (
                 server.family in held
                 and not self._excluded(server)
-                and is_ours(server, held[server.family], server.family)
+                and families[server.family].owns(server, held[server.family])
             )
         )
-        for family, tables in families.items():
-            views = {key: view for key, view in of_family(changes, family).items() if view is not None}
-            _add(found, tables.start(views))
+        for family, each in families.items():
+            _add(found, each.start(planned[family], held[family]))
         self._servers = servers
         self._families = families
         self._host = host

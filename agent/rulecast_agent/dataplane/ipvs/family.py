@@ -1,7 +1,7 @@
 """One family of the IPVS mode: what is meant, and writing it in an order in which nothing is half there."""
 
 import ipaddress
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -75,20 +75,23 @@ class IpvsFamily:
         """What is meant."""
         return self._planner.views
 
-    def start(self, views: Mapping[ServiceKey, ServiceView]) -> Findings:
-        """Bring the kernel from whatever it holds to `views`."""
+    def plan(self, views: Mapping[ServiceKey, ServiceView], held: Mapping[Element, Value]) -> Change:
+        """Mean `views` from now on, and look what is there; `held` by the table."""
         self._refresh_local()
-        held = self.elements()
+        self._addresses.read()
         planner = Planner(
             family=self._family, host=self._host, how=self._how, marks=_marks_of(views, held, self._family)
         )
         planner.use_host(self._host, node_port_addresses=self._node_port_addresses())
         self._planner = planner
-        change = planner.change(views)
-        self._packets.program(self._host, planner.firewalls())
+        return planner.change(views)
+
+    def start(self, planned: Change, held: Mapping[Element, Value]) -> Findings:
+        """Bring the kernel from whatever it holds to what was planned."""
+        self._packets.program(self._host, self._planner.firewalls())
         self._addresses.ensure_rule()
         findings = self._converge(held)
-        findings.errors |= change.errors
+        findings.errors |= planned.errors
         return findings
 
     def change(self, changes: Mapping[ServiceKey, ServiceView | None]) -> Findings:
@@ -123,6 +126,7 @@ class IpvsFamily:
     def verify(self) -> Findings:
         """Read back, and write what is not as meant."""
         changed = self._packets.program(self._host, self._planner.firewalls())
+        self._addresses.read()
         findings = self._converge(self._packets.elements())
         self._packets.delete_unused()
         if changed:
@@ -131,7 +135,9 @@ class IpvsFamily:
 
     def owns(self, server: VirtualServer, held: Mapping[Element, Value]) -> bool:
         """Ours are those that are meant, and what our table or our interface knows."""
-        return server in self._planner.servers or is_ours(server, held, self._family)
+        if server in self._planner.servers:
+            return True
+        return is_ours(server, family=self._family, held=held, addresses=self._addresses.held)
 
     def finish(self) -> None:
         """Take away what was kept only for open connections that are over."""
@@ -148,7 +154,6 @@ class IpvsFamily:
 
     def _converge(self, held: Mapping[Element, Value]) -> Findings:
         planner, servers = self._planner, self._servers
-        self._addresses.read()
         addresses = self._addresses.differences(self._own_addresses())
         self._addresses.begin(addresses)
         owned = {server for server in servers.held if self.owns(server, held)}
@@ -231,11 +236,19 @@ class IpvsFamily:
         return sorted(a for a in self._local if not ipaddress.ip_address(a).is_loopback)
 
 
-def is_ours(server: VirtualServer, held: Mapping[Element, Value], family: Family) -> bool:
-    """Our table, which holds `held`, knows it."""
+def is_ours(
+    server: VirtualServer,
+    *,
+    family: Family,
+    held: Mapping[Element, Value],
+    addresses: Collection[LocalAddress],
+) -> bool:
+    """Our table, which holds `held`, knows it, or our interface, which holds `addresses`."""
     if server.family is not family:
         return False
     if _known(server) in held:
+        return True
+    if any(LocalAddress(server.address, marked) in addresses for marked in (False, True)):
         return True
     if server.mark:
         return False
