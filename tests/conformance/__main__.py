@@ -27,7 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if reason := unavailable():
         print(f"conformance: {reason}", file=sys.stderr)
         return 2
-    setup = Setup(flags.kube_proxy, flags.mode, flags.services, flags.steps, flags.evidence)
+    setup = Setup(
+        flags.kube_proxy, flags.mode, flags.judge or flags.mode, flags.services, flags.steps, flags.evidence
+    )
     seeds = [first + index for first in flags.seed for index in range(flags.count)]
     started = time.monotonic()
     counts: Counter[str] = Counter()
@@ -53,6 +55,7 @@ def _flags(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.conformance")
     parser.add_argument("--kube-proxy", required=True, metavar="BINARY")
     parser.add_argument("--mode", choices=list(MODES), default="nftables")
+    parser.add_argument("--judge", choices=list(MODES), help="kube-proxy's mode; as a rule the same")
     parser.add_argument("--seed", type=_numbers, default=[1], metavar="N[,N...]", help="the first one")
     parser.add_argument("--count", type=int, default=300, help="scenarios from each seed on")
     parser.add_argument("--services", type=int, default=SERVICES, help="in a scenario, at most")

@@ -43,7 +43,7 @@ class Known(NamedTuple):
     explains: Callable[[Difference, Wanted | None, Wanted | None], bool]
     """Of a difference about a service as it is and as it was a step before."""
     mode: str = ""
-    """Of kube-proxy; empty: every one."""
+    """How the mode of kube-proxy begins; empty: every one."""
 
 
 def seen(answers: Iterable[Answer]) -> Seen:

@@ -4,7 +4,7 @@ import itertools
 import shutil
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rulecast.lab import Answer, Probe, Verdict, run_probes
@@ -26,6 +26,11 @@ _SHORT = 0.35
 # An ICMP error does not end connect() of TCP over IPv6 before the second SYN, a second later.
 _LONG = 2.3
 _MARKER = 250
+_RULESETS = {
+    "nft": ("nft", "list", "ruleset"),
+    "iptables": ("iptables-legacy-save",),
+    "ip6tables": ("ip6tables-legacy-save",),
+}
 _source_ports = itertools.cycle(range(33000, 64000))
 
 
@@ -75,18 +80,24 @@ class Judge:
         directory.mkdir(parents=True)
         for side in self.twins.sides:
             for node in side.lab.nodes.values():
-                listed = node.namespace.run("nft", "list", "ruleset")
-                (directory / f"{side.name}-{node.name}.nft").write_text(listed)
+                for program, argv in _RULESETS.items():
+                    listed = node.namespace.run(*argv)
+                    if listed.strip():
+                        (directory / f"{side.name}-{node.name}.{program}").write_text(listed)
             for log in side.directory.glob(f"{side.name}-*.log"):
                 shutil.copy(log, directory)
         return directory
 
     def differences(
-        self, cases: Sequence[Case], services: Mapping[int, Wanted], counts: Counter[str]
+        self,
+        cases: Sequence[Case],
+        services: Mapping[int, Wanted],
+        counts: Counter[str],
+        explains: Callable[[Difference], str | None],
     ) -> tuple[list[Difference], list[Case]]:
         """The cases in which the sides do not come to agree, and those that backends answered.
 
-        kube-proxy's first answers are counted.
+        kube-proxy's first answers are counted. What has an explanation is asked for once more, no longer.
         """
         first = self._ask(cases, dict.fromkeys(cases, 1), _SHORT)
         counts.update(f"saw {theirs[0].verdict}" for _, theirs in first.values())
@@ -101,9 +112,12 @@ class Judge:
             elif ours.reached:
                 answered.append(case)
         end = time.monotonic() + AGREEING
+        told: list[Difference] = []
         while open_ and time.monotonic() < end:
-            open_ = self._again(open_, services)
-        return open_, answered
+            found = self._again(open_, services)
+            told += [each for each in found if explains(each)]
+            open_ = [each for each in found if not explains(each)]
+        return told + open_, answered
 
     def _again(self, open_: Sequence[Difference], services: Mapping[int, Wanted]) -> list[Difference]:
         tries = {each.case: _SURE if each.ours.reached or each.theirs.reached else 3 for each in open_}

@@ -139,6 +139,6 @@ KNOWN: Mapping[str, Known] = {
 def known(difference: Difference, service: Wanted | None, before: Wanted | None, mode: str) -> str | None:
     """The name of what explains a difference about a service as it is and as it was; None: it was not."""
     for name, each in KNOWN.items():
-        if each.mode in ("", mode) and each.explains(difference, service, before):
+        if mode.startswith(each.mode) and each.explains(difference, service, before):
             return name
     return None

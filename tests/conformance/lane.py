@@ -1,5 +1,6 @@
 """One pair of labs that plays one scenario after the other."""
 
+import functools
 import tempfile
 import traceback
 from collections import Counter
@@ -18,7 +19,7 @@ from tests.conformance.known import known
 from tests.conformance.places import NODES
 from tests.conformance.staying import Staying
 from tests.conformance.twins import twins
-from tests.conformance.wanted import node_object
+from tests.conformance.wanted import Wanted, node_object
 
 
 class Setup(NamedTuple):
@@ -26,6 +27,9 @@ class Setup(NamedTuple):
 
     binary: str
     mode: str
+    """Ours."""
+    judge: str
+    """kube-proxy's mode."""
     services: int
     steps: int
     evidence: Path
@@ -50,7 +54,7 @@ def play_all(setup: Setup, seeds: Iterator[int]) -> Iterator[Report]:
             # the proxier's handler is registered. What changes later always arrives.
             unzoned = [node_object(node, "") for node in NODES]
             made.put(unzoned)
-            made.start(setup.mode, setup.binary)
+            made.start(setup.mode, setup.judge, setup.binary)
             before = None
             settled = False
             while True:
@@ -73,14 +77,14 @@ def play_all(setup: Setup, seeds: Iterator[int]) -> Iterator[Report]:
 
 def _play(judge: Judge, setup: Setup, report: Report, before: int | None) -> None:
     whole = scenario(report.seed, services=setup.services, steps=setup.steps)
-    step, found = _first_difference(judge, whole, setup.mode, report.counts)
+    step, found = _first_difference(judge, whole, setup.judge, report.counts)
     report.counts["scenarios"] += 1
     if not found:
         return
     saved = judge.save(setup.evidence / f"{setup.mode}-seed-{report.seed}")
     # Most often the services in question are enough, and easier to read.
     few = whole.only(*(each.case.service for each in found))
-    again, still = _first_difference(judge, few, setup.mode, Counter())
+    again, still = _first_difference(judge, few, setup.judge, Counter())
     if still:
         report.lines += [f"step {again}, with these services alone:", *explained(few, again, still)]
     else:
@@ -104,30 +108,29 @@ def _first_difference(
             judge.settle(states[-1].objects())
             services = {each.number: each for each in states[-1].services}
             asked = cases(played.seed, states)
-            found, answered = judge.differences(asked, services, counts)
-            found += staying.differences(counts)
-            found += health.differences(judge.twins, health.questions(states[-2:]))
+            explains = functools.partial(_explanation, states, mode)
+            found, answered = judge.differences(asked, services, counts, explains)
+            found += staying.differences(counts, explains)
+            found += health.differences(judge.twins, health.questions(states[-2:]), explains)
             counts["steps"] += 1
             counts["questions"] += len(asked)
-            if found := _unexplained(found, states, mode, counts):
-                return step, found
+            names = [explains(each) for each in found]
+            counts.update(f"known: {name}" for name in names if name)
+            if left := [each for each, name in zip(found, names, strict=True) if not name]:
+                return step, left
             staying.open(answered)
     return 0, []
 
 
-def _unexplained(
-    found: list[Difference], states: Sequence[State], mode: str, counts: Counter[str]
-) -> list[Difference]:
+def _explanation(states: Sequence[State], mode: str, found: Difference) -> str | None:
+    """The name of what explains a difference after the last of these states; None: nothing does."""
     since = next((index for index in range(len(states) - 2, -1, -1) if not states[index].hurried), 0)
-    recent = [{each.number: each for each in state.services} for state in states[since:]]
-    left = []
-    for each in found:
-        before, *later = (services.get(each.case.service) for services in recent)
-        # What was there for a moment may have been seen.
-        names = (known(each, service, before, mode) for service in reversed(later or [before]))
-        name = next(filter(None, names), None)
-        if name is None:
-            left.append(each)
-        else:
-            counts[f"known: {name}"] += 1
-    return left
+    number = found.case.service
+    before, *later = (_service(state, number) for state in states[since:])
+    # What was there for a moment may have been seen.
+    names = (known(found, service, before, mode) for service in reversed(later or [before]))
+    return next(filter(None, names), None)
+
+
+def _service(state: State, number: int) -> Wanted | None:
+    return next((each for each in state.services if each.number == number), None)

@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -43,16 +43,23 @@ class Staying(contextlib.AbstractContextManager["Staying"]):
         self._pool.shutdown()
         self._close(self._pairs)
 
-    def differences(self, counts: Counter[str]) -> list[Difference]:
+    def differences(
+        self, counts: Counter[str], explains: Callable[[Difference], str | None]
+    ) -> list[Difference]:
         """Ask every flow again; one that does not answer on a side as on the other ends.
 
-        A stale flow stays until the cleaner's next turn: such answers are asked for until it had one.
+        A stale flow stays until the cleaner's next turn: such answers are asked for until it had one, if
+        nothing explains them.
         """
         became = self._ask(self._pairs)
         counts["flows"] += len(became)
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end and (
-            late := [pair for pair, seen in became.items() if _late(pair, seen)]
+            late := [
+                pair
+                for pair, seen in became.items()
+                if _late(pair, seen) and not explains(Difference(pair.case, *seen))
+            ]
         ):
             time.sleep(0.2)
             became |= self._ask(late)

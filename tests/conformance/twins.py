@@ -2,11 +2,14 @@
 
 import contextlib
 import json
+import os
+import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from rulecast.lab import Host, Lab, Node
 from tests.conformance import places
@@ -17,11 +20,24 @@ from tests.netns.rig import Loop
 
 _API_PORT = 8080
 _GRPC_PORT = 9443
+_LEGACY = ("iptables", "iptables-save", "iptables-restore")
+
+
+class Mode(NamedTuple):
+    """Our flags for a mode, and how kube-proxy is brought into it."""
+
+    flags: tuple[str, ...]
+    mode: str
+    legacy: bool = False
+    """Whether the programs that kube-proxy finds under the name `iptables` are the legacy ones."""
+
+
 MODES = {
-    "nftables": ("--mode", "nftables"),
-    "iptables": ("--mode", "iptables", "--iptables-backend", "nft"),
+    "nftables": Mode(("--mode", "nftables"), "nftables"),
+    "iptables": Mode(("--mode", "iptables", "--iptables-backend", "nft"), "iptables"),
+    "iptables-legacy": Mode(("--mode", "iptables", "--iptables-backend", "legacy"), "iptables", legacy=True),
+    "ipvs": Mode(("--mode", "ipvs"), "ipvs"),
 }
-"""Our flags for each mode that kube-proxy is asked for."""
 
 
 class Side:
@@ -59,9 +75,10 @@ class Twins:
         self.sides = (self.ours, self.theirs)
         self._objects: dict[tuple[str, str], Object] = {}
 
-    def start(self, mode: str, binary: str) -> None:
-        """Start every process; kube-proxy's pauses between two writes are as short as ours."""
+    def start(self, ours_as: str, theirs_as: str, binary: str) -> None:
+        """Start every process in these modes; kube-proxy's pauses between two writes are as short as ours."""
         directory = self.ours.directory
+        flags_of_mode, theirs = MODES[ours_as].flags, MODES[theirs_as]
         kubeconfig = directory / "kubeconfig"
         kubeconfig.write_text(json.dumps(_kubeconfig(self.ours.lab)))
         ours = [sys.executable, "-m", "rulecast.cli"]
@@ -70,13 +87,16 @@ class Twins:
         self.ours.spawn(self.ours.lab.fabric, "server", [*ours, *serve])
         for node in self.ours.lab.nodes.values():
             flags = ["--server", f"{self.ours.lab.fabric.ip()}:{_GRPC_PORT}", "--insecure"]
-            flags += ["--node-name", node.name, "--cluster-cidr", CLUSTER_CIDR, *MODES[mode]]
+            flags += ["--node-name", node.name, "--cluster-cidr", CLUSTER_CIDR, *flags_of_mode]
             self.ours.spawn(node, node.name, [*ours, "agent", *flags, "--min-sync-period", "50ms"])
         for node in self.theirs.lab.nodes.values():
             config = directory / f"kube-proxy-{node.name}.json"
-            config.write_text(json.dumps(_proxy_config(node, mode)))
+            config.write_text(json.dumps(_proxy_config(node, theirs.mode)))
             master = f"--master=http://{self.theirs.lab.fabric.ip()}:{_API_PORT}"
-            self.theirs.spawn(node, node.name, [binary, f"--config={config}", master, "--v=1"])
+            argv = [binary, f"--config={config}", master, "--v=1"]
+            if theirs.legacy:
+                argv = ["env", f"PATH={_legacy_programs(directory)}:{os.environ['PATH']}", *argv]
+            self.theirs.spawn(node, node.name, argv)
 
     def put(self, objects: Sequence[Object]) -> None:
         """Make these all that exists: what differs is written, then what is no more is deleted."""
@@ -125,6 +145,17 @@ def _lab() -> Lab:
         lab.close()
         raise
     return lab
+
+
+def _legacy_programs(directory: Path) -> Path:
+    """A directory in which the iptables programs are the legacy ones."""
+    made = directory / "legacy"
+    made.mkdir(exist_ok=True)
+    for name in (*_LEGACY, *(each.replace("ip", "ip6", 1) for each in _LEGACY)):
+        link = made / name
+        if not link.is_symlink():
+            link.symlink_to(shutil.which("xtables-legacy-multi") or "xtables-legacy-multi")
+    return made
 
 
 def _listening(lab: Lab) -> socket.socket:
