@@ -112,6 +112,8 @@ def chains(family: Family, host: HostConfig, *, route_mark: int) -> dict[str, Ch
             "type filter hook prerouting priority -90",
             (
                 "ct direction reply accept",
+                # Open connections that IPVS has not translated: who has the address began to answer them.
+                f"ct state != new ct reply {ip} saddr @{EXTERNAL_IPS} accept",
                 f"{frontend} @{EXTERNAL_FRONTENDS} {route} accept",
                 f"ct state != new {frontend} @{LEAVING_FRONTENDS} {route} accept",
                 # Errors about what we sent, such as of a path's MTU.
