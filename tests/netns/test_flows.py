@@ -17,8 +17,10 @@ from tests.netns.expect import (
     keeps,
     masquerades,
 )
-from tests.netns.objects import CLUSTER_IP, EXTERNAL_IP, NODE_PORT, VIP, Ep, frontend
+from tests.netns.objects import BOTH, CLUSTER_IP, EXTERNAL_IP, NODE_PORT, VIP, Ep, frontend
 from tests.netns.world import A2, LOCAL_OUT, A, B, C
+
+VIP_OF_BALANCER = {family: frontend(VIP, 23, family) for family in BOTH}
 
 
 class TestConnections:
@@ -58,6 +60,28 @@ class TestConnections:
         check(cluster, WEB, OUTSIDE, NODE_PORT, REFUSED, only_families=(family,))
         cluster.apply(with_endpoints(WEB, A))
         check(cluster, WEB, OUTSIDE, NODE_PORT, masquerades("A"), only_families=(family,))
+
+    @families
+    def test_open_connections_stay_where_they_went_when_an_address_goes_to_its_load_balancer_and_back(
+        self, cluster: Cluster, family: Family
+    ) -> None:
+        by_service, by_balancer = (
+            dataclasses.replace(WEB, number=23, ingress=[{"ip": VIP_OF_BALANCER[family], "ipMode": mode}])
+            for mode in ("VIP", "Proxy")
+        )
+        client, address = cluster.n1.pods["cli1"], VIP_OF_BALANCER[family]
+        cluster.apply(by_balancer)
+        with flows.tcp(client, address, 80) as direct:
+            assert direct.ask() == "lb"
+            cluster.apply(by_service)
+            with flows.tcp(client, address, 80) as translated:
+                backend = translated.ask()
+                assert backend in {"A", "B"}
+                for service in (by_balancer, by_service, by_balancer):
+                    cluster.apply(service)
+                    assert (direct.ask(), translated.ask()) == ("lb", backend)
+                with flows.tcp(client, address, 80) as later:
+                    assert later.ask() == "lb"
 
 
 FRONTENDS = [(POD, CLUSTER_IP), (OUTSIDE, NODE_PORT), (OUTSIDE, VIP), (OUTSIDE, EXTERNAL_IP)]
