@@ -172,6 +172,8 @@ def build_parser() -> Parser:
 
 def settings_of(flags: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> AgentSettings:
     """Read parsed flags. Raises UsageError when they contradict each other."""
+    if flags.min_sync_period > flags.sync_period:
+        raise UsageError("--min-sync-period is longer than --sync-period")
     discovery, warnings = discovery_settings(flags, environment)
     tls = _tls(flags, server_name=discovery.server_name if discovery else "")
     detection, more = _detection(flags)

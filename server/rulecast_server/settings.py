@@ -57,6 +57,12 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str = "info"
 
 
+def _mark_interval(text: str) -> float:
+    if (seconds := positive_seconds(text)) > 60:
+        raise argparse.ArgumentTypeError(f"{text!r} is more than 60 seconds")
+    return seconds
+
+
 def add_source_flags(parser: argparse.ArgumentParser) -> None:
     """The flags that choose the source; `agent --standalone` has them too."""
     source = parser.add_argument_group("source (default: the cluster that this runs in)")
@@ -98,9 +104,9 @@ def _parser() -> Parser:
     serve.add_argument(
         "--mark-interval",
         metavar="SECONDS",
-        type=positive_seconds,
+        type=_mark_interval,
         default=10.0,
-        help="an agent hears from us at least so often",
+        help="an agent hears from us at least so often (at most 60)",
     )
     _add_access_flags(parser)
     logs = parser.add_argument_group("logs")

@@ -82,6 +82,8 @@ def test_a_name_that_was_chosen_is_verbatim_and_only_the_host_name_is_lowered(
         ([*BASE, "--sync-period", "0s"], ["--sync-period", "0s"]),
         ([*BASE, "--sync-period", "1d"], ["--sync-period", "1d"]),
         ([*BASE, "--min-sync-period=-1s"], ["--min-sync-period", "-1s"]),
+        ([*BASE, "--min-sync-period", "1h"], ["--min-sync-period", "--sync-period"]),
+        ([*BASE, "--ipvs-mark-bit", "14"], ["--ipvs-mark-bit", "--masquerade-bit"]),
         ([*BASE, "--conntrack-min", "many"], ["--conntrack-min", "many"]),
         ([*BASE, "--conntrack-udp-timeout", "1x"], ["--conntrack-udp-timeout", "1x"]),
         ([*BASE, "--log-format", "xml"], ["--log-format", "xml"]),

@@ -42,6 +42,7 @@ def assert_refused(result: subprocess.CompletedProcess[str], *words: str) -> Non
         (("server", "--insecure", "--manifests", "/does/not/exist"), ["/does/not/exist"]),
         (("server", "--insecure", "--tls-cert", "/does/not/exist"), ["/does/not/exist"]),
         (("server", "--insecure", "--mark-interval", "-1"), ["--mark-interval", "-1"]),
+        (("server", "--insecure", "--mark-interval", "61"), ["--mark-interval", "61"]),
         (("agent",), ["--server"]),
         (("agent", "--insecure", "--server", ""), ["--server"]),
         (("agent", "--insecure", "--server", "h:1", "--mode", "ebpf"), ["--mode", "ebpf"]),

@@ -204,6 +204,30 @@ async def test_a_server_ends_the_stream_of_an_agent_that_is_gone_without_a_word(
 
 
 @pytest.mark.asyncio
+async def test_a_stream_on_which_nothing_can_be_acknowledged_is_left_for_a_new_one(
+    start_server, start_agent, caplog
+) -> None:
+    server = await start_server(contents=SMALL)
+    agent = start_agent(server.address)
+    await eventually(lambda: agent.holds(server))
+    request, agent.session.request = agent.session.request, lambda: 1 / 0
+    server.set(0, "10.0.0.1:80")
+    await eventually(lambda: "ZeroDivisionError" in caplog.text)
+    agent.session.request = request
+    await eventually(lambda: agent.holds(server))
+    await eventually(lambda: server.hub.agents()[0].lag == 0.0)
+    assert agent.counters["disconnects"] >= 1
+
+
+@pytest.mark.asyncio
+async def test_a_promise_to_be_silent_for_long_is_not_believed(start_server, start_agent) -> None:
+    server = await start_server(contents=SMALL, mark_interval=1e6)
+    agent = start_agent(server.address)
+    await eventually(lambda: agent.holds(server))
+    assert agent.session.mark_interval == 60.0
+
+
+@pytest.mark.asyncio
 async def test_an_idle_stream_is_not_silent(start_server, start_agent) -> None:
     server = await start_server(contents=SMALL, mark_interval=0.05)
     agent = start_agent(server.address)

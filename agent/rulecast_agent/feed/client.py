@@ -152,6 +152,8 @@ class GrpcFeed:
         try:
             await call.write(self._session.hello(server))
             writer = asyncio.create_task(self._write(call), name=f"requests to {server}")
+            # A stream on which nothing can be acknowledged is of no use, though rules would still come.
+            writer.add_done_callback(lambda task: call.cancel() if _failure(task) else None)
             # EOF is the one thing read that is not bytes.
             while isinstance(data := await call.read(), bytes):
                 self._take(data, on_update)
@@ -164,6 +166,8 @@ class GrpcFeed:
                 raise
             if renewal.due:
                 raise _RenewedError from None
+            if writer is not None and (failure := _failure(writer)):
+                raise WireError(f"requests to the server failed: {failure!r}") from failure
             if not watchdog.barked:
                 raise
             raise self._silence(watchdog) from None
@@ -215,6 +219,11 @@ class GrpcFeed:
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             # The call ended; the reader hears why.
             return
+
+
+def _failure(task: "asyncio.Task[None]") -> BaseException | None:
+    """What a task ended with, if it did so by itself."""
+    return task.exception() if task.done() and not task.cancelled() else None
 
 
 class _SilentError(Exception):

@@ -19,6 +19,8 @@ from rulecast_agent.feed.base import FeedStatus
 from rulecast_agent.feed.desired import Desired
 
 _MAX_MARKS = 256
+_LONGEST_MARK_INTERVAL = 60.0
+"""Seconds. What a server promises beyond is not waited for: silence has to be noticed."""
 
 
 class AgentIdentity(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,7 +137,7 @@ class AgentSession:
             self._last_error = ""
             self.counters["connects"] += 1
         if commit.mark.interval_ms:
-            self.mark_interval = commit.mark.interval_ms / 1000
+            self.mark_interval = min(commit.mark.interval_ms / 1000, _LONGEST_MARK_INTERVAL)
         if commit.resync is not None:
             self._resync = encode_request(commit.resync)
         if not commit.committed:
