@@ -19,8 +19,9 @@ def booted() -> None:
     """A machine boots and runs commands."""
     try:
         result = machine.run("exit 7", timeout=60)
+        if result.code != 7:
+            raise machine.Unavailable(f"the virtual machine does not boot: {result.output[-500:]}")
     except machine.Unavailable as error:
         if "vm" in os.environ.get("REQUIRE", "").split(","):
             raise
         pytest.skip(str(error))
-    assert result.code == 7, result.output
