@@ -7,7 +7,7 @@ from typing import NamedTuple
 from rulecast.model import Family, Protocol
 from tests.conformance.generate import State
 from tests.conformance.places import BLOCKED, FAMILIES, NODES, PODS, SECOND
-from tests.conformance.wanted import Wanted
+from tests.conformance.wanted import NODE_ADDRESS, Endpoint, Wanted
 from tests.netns.objects import CLUSTER_IP, EXTERNAL_IP, VIP, frontend
 
 PER_STEP = 90
@@ -98,13 +98,12 @@ def _unsaid(service: Wanted, case: Case) -> bool:
 def _served(service: Wanted) -> Iterator[tuple[str, int, str]]:
     """Where a service answers, if it has endpoints."""
     for family in service.families:
-        for address in service.addresses(family).values():
+        for address in (*service.addresses(family).values(), *service.shared_addresses(family)):
             yield from ((address, port.port, port.protocol) for port in service.ports)
-        if service.type in ("NodePort", "LoadBalancer"):
-            for port in service.ports:
-                for place in NODES.values():
-                    if port.node_port:
-                        yield place.addresses[family], port.node_port, port.protocol
+        for port in service.ports:
+            for place in NODES.values():
+                if service.has_node_port(port):
+                    yield place.addresses[family], port.node_port, port.protocol
 
 
 def serves(service: Wanted, case: Case) -> bool:
@@ -123,6 +122,36 @@ def _others(service: Wanted) -> Iterator[tuple[str, int, str]]:
         for kind in (CLUSTER_IP, VIP, EXTERNAL_IP):
             address = frontend(kind, service.number, family)
             yield from ((address, port.port, port.protocol) for port in service.ports)
+        if service.incarnation:
+            address = frontend(CLUSTER_IP, service.number, family)
+            yield from ((address, port.port, port.protocol) for port in service.ports)
         for port in service.ports:
             for place in (*NODES.values(), SECOND["n1"]):
                 yield place.addresses[family], port.node_port or 30999, port.protocol
+
+
+def vips(service: Wanted, family: Family) -> list[str]:
+    """Every load-balancer address of a Service."""
+    own = service.addresses(family).get(VIP)
+    return [*([own] if own else []), *service.shared_addresses(family, VIP, NODE_ADDRESS)]
+
+
+def names_of(service: Wanted, case: Case) -> set[str]:
+    """The names of the Service's ports that a question may be about."""
+    return {
+        port.name
+        for port in service.ports
+        if port.protocol == case.protocol and case.port in (port.port, port.node_port)
+    }
+
+
+def endpoints_of(service: Wanted, case: Case) -> list[Endpoint]:
+    """The endpoints that a question may be about."""
+    names = names_of(service, case)
+    return [
+        endpoint
+        for each in service.slices
+        if each.family == case.family
+        and any(name in names and protocol == case.protocol for name, _, protocol in each.ports)
+        for endpoint in each.endpoints
+    ]

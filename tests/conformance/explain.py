@@ -30,6 +30,12 @@ def _lines(service: Wanted) -> Iterator[str]:
         "ranges": " ".join(service.ranges),
         "ingress": " ".join(f"{what}/{mode}" for mode, what in service.ingress),
         "labels": service.labels,
+        "incarnation": service.incarnation,
+        "shared": service.shared,
+        "odd": service.odd,
+        "odd ingress": service.odd_ingress,
+        "written": service.written,
+        "no node ports": not service.node_ports,
     }
     yield f"{service.type} {families} " + "; ".join(f"{name}: {what}" for name, what in said.items() if what)
     for port in service.ports:
@@ -43,4 +49,5 @@ def _lines(service: Wanted) -> Iterator[str]:
 def _endpoint(endpoint: Endpoint) -> str:
     hints = "".join(f" {each}" for each in (*endpoint.zones, *endpoint.nodes))
     where = "" if endpoint.said_where else " (no nodeName)"
+    where += f" written {endpoint.written}" if endpoint.written else ""
     return f"{endpoint.who} {endpoint.state}{where}" + (f" hints{hints}" if hints else "")

@@ -4,11 +4,11 @@ import dataclasses
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
+from tests.conformance.odd import NO_ADDRESSES, WRITINGS
 from tests.conformance.places import FAMILIES, NODE_PORTS, NODES, PODS, PORTS
-from tests.conformance.wanted import CONDITIONS, Endpoint, Port, Slice, Wanted, node_object
-from tests.netns.objects import Object
+from tests.conformance.wanted import CONDITIONS, NODE_ADDRESS, Endpoint, Port, Slice, Wanted, node_object
+from tests.netns.objects import CLUSTER_IP, EXTERNAL_IP, VIP, Object
 
 SERVICES = 18
 """In a scenario, at most."""
@@ -18,9 +18,14 @@ _TYPES = ("ClusterIP", "NodePort", "LoadBalancer", "Headless", "ExternalName")
 _ZONES = ("za", "zb", "zc", "")
 _RANGES = (
     *("198.51.100.0/25", "198.51.100.7/32", "192.0.2.0/24", "10.244.1.0/24", "0.0.0.0/0"),
+    # Written in odd ways, and none.
+    *("198.51.100.7/25", " 198.51.100.0/25 ", "198.051.100.0/25", "::ffff:198.51.100.0/121", "198.51.100.7"),
     *("2001:db8:51::/121", "2001:db8:51::7/128", "2001:db8:2::/64", "2001:db8:244:1::/64", "::/0"),
 )
-_T = TypeVar("_T")
+_CHANCES = (12, 4, 2, 2, 1, 0.7, 0.7, 0.7, 1, 1, 1)
+"""Of each of `CONDITIONS`."""
+SHARED_NUMBERS = (201, 202)
+MOST_PORTS = 10
 
 
 @dataclass(frozen=True)
@@ -119,6 +124,10 @@ class _Draw:
             (self._affinity, 0.2),
             (self._ranges, 0.3),
             (self._labels, 0.05),
+            (self._shared, 0.2),
+            (self._odd, 0.1),
+            (self._node_ports, 0.1),
+            (self._distribution, 0.1),
         ):
             if self._maybe(chance):
                 made = change(made)
@@ -129,15 +138,22 @@ class _Draw:
         changes: Sequence[Callable[[Wanted], Wanted]] = (
             *(self._restate, self._restate, self._restate, self._reslice, self._unslice, self._rehint),
             *(self._type, self._external, self._ingress, self._policies, self._affinity, self._ranges),
-            *(self._labels, self._renumber, self._families),
+            *(self._labels, self._renumber, self._families, self._shared, self._odd, self._node_ports),
+            *(self._distribution, self._again),
         )
         for change in self._random.sample(changes, self._random.choice((1, 1, 1, 2, 3))):
             service = change(service)
         return service
 
     def _ports(self, number: int) -> tuple[Port, ...]:
-        pairs = [(port, protocol) for port in (80, 443, 53) for protocol in ("TCP", "UDP")]
-        chosen = self._random.sample(pairs, self._random.choice((1, 1, 2, 3)))
+        pairs = [(port, protocol) for port in (80, 443, 53) for protocol in ("TCP", "UDP", "SCTP")]
+        weights = [1 if protocol == "SCTP" else 4 for _, protocol in pairs]
+        chosen = list(
+            dict.fromkeys(self._random.choices(pairs, weights, k=self._random.choice((1, 1, 2, 3))))
+        )
+        if self._maybe(0.05):
+            more = self._random.sample(range(7000, 7100), MOST_PORTS - len(chosen))
+            chosen += [(port, self._random.choice(("TCP", "UDP"))) for port in more]
         return tuple(
             Port(
                 name=f"p{index}" if len(chosen) > 1 or self._maybe(0.5) else "",
@@ -170,6 +186,36 @@ class _Draw:
             ingress += (("", "lb.example"),)
         return dataclasses.replace(service, ingress=ingress)
 
+    def _shared(self, service: Wanted) -> Wanted:
+        """Addresses of a few that anyone may have; now and then a cluster IP of another one, or a node's."""
+        kinds = self._random.choices((EXTERNAL_IP, VIP, CLUSTER_IP, NODE_ADDRESS), (6, 6, 1, 1), k=2)
+        numbers = [
+            self._random.choice(_NUMBERS if kind == CLUSTER_IP else SHARED_NUMBERS)
+            for kind in kinds[: self._random.choice((0, 1, 1, 2))]
+        ]
+        return self._valid(
+            dataclasses.replace(service, shared=tuple(sorted(set(zip(kinds, numbers, strict=False)))))
+        )
+
+    def _odd(self, service: Wanted) -> Wanted:
+        """Addresses written in odd ways, or that are none."""
+        odd, ingress = (
+            tuple(self._random.sample(NO_ADDRESSES, self._random.choice((0, 0, 1, 2)))) for _ in range(2)
+        )
+        written = self._random.choice(("", *WRITINGS))
+        return self._valid(dataclasses.replace(service, odd=odd, odd_ingress=ingress, written=written))
+
+    def _node_ports(self, service: Wanted) -> Wanted:
+        return dataclasses.replace(service, node_ports=not service.node_ports)
+
+    def _distribution(self, service: Wanted) -> Wanted:
+        said = self._random.choice(("", "PreferClose", "PreferSameZone", "PreferSameNode"))
+        return dataclasses.replace(service, distribution=said)
+
+    def _again(self, service: Wanted) -> Wanted:
+        """Deleted and made again under its name, before anyone looks: it has another cluster IP."""
+        return dataclasses.replace(service, incarnation=1 - service.incarnation)
+
     def _policies(self, service: Wanted) -> Wanted:
         external, internal = (self._random.choice(("Cluster", "Local")) for _ in range(2))
         return self._valid(dataclasses.replace(service, external_policy=external, internal_policy=internal))
@@ -201,6 +247,8 @@ class _Draw:
         """Other slices."""
         slices: list[Slice] = []
         families = service.families if self._maybe(0.9) else FAMILIES
+        # Pods may name the same port differently: what a targetPort's name means is said slice by slice.
+        named = self._maybe(0.15)
         hinted = self._random.choice(("", "", "zones", "nodes", "both", "some"))
         for family in families:
             free = self._backends(service)
@@ -210,7 +258,8 @@ class _Draw:
                 if not self._maybe(0.05):
                     free = [each for each in free if each not in chosen]
                 endpoints = tuple(self._endpoint(who, hinted) for who in chosen)
-                slices.append(Slice(len(slices), family, endpoints, self._slice_ports(service)))
+                ports = self._slice_ports(service, PORTS if named and not set(chosen) & set(NODES) else ())
+                slices.append(Slice(len(slices), family, endpoints, ports))
         return dataclasses.replace(service, slices=tuple(slices))
 
     def _backends(self, service: Wanted) -> list[str]:
@@ -218,9 +267,13 @@ class _Draw:
         host = all(port.target in NODE_PORTS for port in service.ports)
         return pods + list(NODES) if host and self._maybe(0.5) else pods
 
-    def _slice_ports(self, service: Wanted) -> tuple[tuple[str, int, str], ...]:
+    def _slice_ports(self, service: Wanted, targets: Sequence[int]) -> tuple[tuple[str, int, str], ...]:
         ports = [
-            (port.name, self._random.choice(NODE_PORTS) if self._maybe(0.05) else port.target, port.protocol)
+            (
+                port.name,
+                self._random.choice(targets or NODE_PORTS) if targets or self._maybe(0.05) else port.target,
+                port.protocol,
+            )
             for port in service.ports
         ]
         if self._maybe(0.05):
@@ -230,9 +283,9 @@ class _Draw:
         return tuple(ports)
 
     def _endpoint(self, who: str, hinted: str) -> Endpoint:
-        states = list(CONDITIONS)
-        state = self._random.choices(states, (12, 3, 1, 2, 1, 1, 1, 1, 1))[0]
-        return self._hint(Endpoint(who, state, said_where=not self._maybe(0.03)), hinted)
+        state = self._random.choices(list(CONDITIONS), _CHANCES)[0]
+        written = self._random.choice(WRITINGS) if self._maybe(0.02) else ""
+        return self._hint(Endpoint(who, state, said_where=not self._maybe(0.03), written=written), hinted)
 
     def _hint(self, endpoint: Endpoint, hinted: str) -> Endpoint:
         zones: tuple[str, ...] = ()
@@ -245,12 +298,11 @@ class _Draw:
 
     def _restate(self, service: Wanted) -> Wanted:
         """Endpoints become ready, begin to end, and end, as in a rollout."""
-        states = list(CONDITIONS)
 
         def next_state(endpoint: Endpoint) -> Endpoint:
             if self._maybe(0.5):
                 return endpoint
-            return endpoint._replace(state=self._random.choices(states, (8, 4, 2, 2, 1, 1, 1, 1, 1))[0])
+            return endpoint._replace(state=self._random.choices(list(CONDITIONS), _CHANCES)[0])
 
         return self._each_endpoint(service, next_state)
 

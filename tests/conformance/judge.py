@@ -100,7 +100,7 @@ class Judge:
         kube-proxy's first answers are counted. What has an explanation is asked for once more, no longer.
         """
         first = self._ask(cases, dict.fromkeys(cases, 1), _SHORT)
-        counts.update(f"saw {theirs[0].verdict}" for _, theirs in first.values())
+        counts.update(f"saw {theirs[0].verdict}, {case.protocol}" for case, (_, theirs) in first.items())
         again = {case: _TRIES - 1 for case, both in first.items() if any(map(_reached, both))}
         rest = self._ask(list(again), again, _SHORT)
         open_, answered = [], []
@@ -135,10 +135,17 @@ class Judge:
             for index in range(len(self.twins.sides))
             for _ in range(tries[case])
         ]
-        answers = run_probes(_probe(case, self.twins.sides[index], timeout) for case, index in asked)
         found: dict[Case, tuple[list[Answer], list[Answer]]] = {case: ([], []) for case in cases}
-        for (case, index), answer in zip(asked, answers, strict=True):
+        sctp = [each for each in asked if each[0].protocol is Protocol.SCTP]
+        rest = [each for each in asked if each[0].protocol is not Protocol.SCTP]
+        answers = run_probes(_probe(case, self.twins.sides[index], timeout) for case, index in rest)
+        for (case, index), answer in zip(rest, answers, strict=True):
             found[case][index].append(answer)
+        for index, side in enumerate(self.twins.sides):
+            of_side = [case for case, at in sctp if at == index]
+            answers = side.sctp.run([_probe(case, side, _SHORT) for case in of_side])
+            for case, answer in zip(of_side, answers, strict=True):
+                found[case][index].append(answer)
         return found
 
 

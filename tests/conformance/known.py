@@ -1,38 +1,28 @@
 """The differences that docs/differences.md gives reasons for, each as narrow as it can be told."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from rulecast.model import Family, Protocol
+from rulecast.model import Protocol
 from tests.conformance import known_iptables
-from tests.conformance.cases import serves
+from tests.conformance.cases import Case, endpoints_of, names_of, serves, vips
 from tests.conformance.compare import STAYS, Difference, Known
+from tests.conformance.odd import family_of
+from tests.conformance.said_twice import said_twice
 from tests.conformance.wanted import CONDITIONS, Endpoint, Wanted
-from tests.netns.objects import VIP
+from tests.netns.objects import CLUSTER_IP
 
 
-def _ranges_of_the_other_family(difference: Difference, service: Wanted | None, _: Wanted | None) -> bool:
+def _ranges_of_no_use(difference: Difference, service: Wanted | None, _: Wanted | None) -> bool:
     """Ours drops, theirs lets pass, at a VIP whose family no range is of."""
-    if service is None:
+    if service is None or service.type != "LoadBalancer":
         return False
     family = difference.case.family
-    of_family = [each for each in service.ranges if (":" in each) == (family is Family.IPV6)]
     return (
-        difference.case.address == service.addresses(family).get(VIP)
+        difference.case.address in vips(service, family)
         and bool(service.ranges)
-        and not of_family
+        and family not in [family_of(each) for each in service.ranges]
         and difference.ours.outcomes == {("dropped", "")}
     )
-
-
-def _said_twice(difference: Difference, service: Wanted | None, _: Wanted | None) -> bool:
-    """An endpoint that is in two slices, with another state or other hints in each."""
-    entries: dict[tuple[str, int], set[Endpoint]] = {}
-    for each in service.slices if service is not None else ():
-        if each.family == difference.case.family:
-            for endpoint in each.endpoints:
-                for _name, target, _protocol in each.ports:
-                    entries.setdefault((endpoint.who, target), set()).add(endpoint)
-    return any(len(each) > 1 for each in entries.values())
 
 
 def _frontend_gone(difference: Difference, service: Wanted | None, _: Wanted | None) -> bool:
@@ -48,7 +38,7 @@ def _last_endpoint_gone(difference: Difference, service: Wanted | None, _: Wante
         and service is not None
         and not any(
             CONDITIONS[endpoint.state].get("serving", CONDITIONS[endpoint.state].get("ready", True))
-            for endpoint in _endpoints(difference, service)
+            for endpoint in endpoints_of(service, difference.case)
         )
     )
 
@@ -59,7 +49,7 @@ def _renamed(difference: Difference, service: Wanted | None, before: Wanted | No
         _removed_by_us_alone(difference)
         and service is not None
         and before is not None
-        and _names(difference, service) != _names(difference, before)
+        and names_of(service, difference.case) != names_of(before, difference.case)
     )
 
 
@@ -69,10 +59,10 @@ def _ready_but_not_serving(difference: Difference, service: Wanted | None, befor
         difference.case.protocol is Protocol.UDP
         and difference.ours == STAYS
         and any(
-            endpoint.state == "published"
+            _ready_alone(endpoint)
             for each in (service, before)
             if each is not None
-            for endpoint in _endpoints(difference, each)
+            for endpoint in endpoints_of(each, difference.case)
         )
     )
 
@@ -86,6 +76,11 @@ def _health_of_other_ports(difference: Difference, service: Wanted | None, _: Wa
     return bool(said - ports) or any(not each.ports for each in service.slices)
 
 
+def _ready_alone(endpoint: Endpoint) -> bool:
+    conditions = CONDITIONS[endpoint.state]
+    return conditions.get("ready", True) and not conditions.get("serving", True)
+
+
 def _removed_by_us_alone(difference: Difference) -> bool:
     return (
         difference.case.protocol is Protocol.UDP
@@ -94,33 +89,12 @@ def _removed_by_us_alone(difference: Difference) -> bool:
     )
 
 
-def _endpoints(difference: Difference, service: Wanted) -> list[Endpoint]:
-    """Those of the question's family, for one of the service's ports that it may be about."""
-    case = difference.case
-    names = _names(difference, service)
-    return [
-        endpoint
-        for each in service.slices
-        if each.family == case.family
-        and any(name in names and protocol == case.protocol for name, _, protocol in each.ports)
-        for endpoint in each.endpoints
-    ]
-
-
-def _names(difference: Difference, service: Wanted) -> set[str]:
-    case = difference.case
-    return {
-        port.name
-        for port in service.ports
-        if port.protocol == case.protocol and case.port in (port.port, port.node_port)
-    }
-
-
+CONTESTED = "frontend of two services"
 KNOWN: Mapping[str, Known] = {
     "ranges of the other family": Known(
-        "`loadBalancerSourceRanges` that name only the other family", _ranges_of_the_other_family
+        "`loadBalancerSourceRanges` that name only the other family", _ranges_of_no_use
     ),
-    "endpoint said twice": Known("an endpoint that is ready in one slice and not in another", _said_twice),
+    "endpoint said twice": Known("an endpoint that is ready in one slice and not in another", said_twice),
     "flow to a frontend that is gone": Known(
         "UDP flows to an address or port that no Service has any more", _frontend_gone
     ),
@@ -132,8 +106,35 @@ KNOWN: Mapping[str, Known] = {
         "UDP flows to an endpoint that is ready but not serving", _ready_but_not_serving
     ),
     "health of other ports": Known("health-check node port of a Service", _health_of_other_ports),
+    CONTESTED: Known("two Services claim one external address", lambda *_: False),
     **known_iptables.KNOWN,
 }
+
+
+def contested(difference: Difference, states: Sequence[Sequence[Wanted]]) -> str | None:
+    """The name of what explains a difference at a frontend that Services share now, or did a step before.
+
+    Ours is right only if who answers there is an endpoint of the Service that holds it.
+    """
+    case = difference.case
+    claims = [[each for each in services if serves(each, case)] for services in states]
+    if all(len(each) < 2 for each in claims):
+        return None
+    backends = {who.partition(":")[0] for who, source in difference.ours.outcomes if source}
+    if backends and not (claims[-1] and backends <= _backends(_holder(claims[-1], case))):
+        return None
+    return CONTESTED
+
+
+def _holder(claims: Sequence[Wanted], case: Case) -> Wanted:
+    """Whose cluster IP it is, else the first by name: objects of the scenarios have no age."""
+    return min(
+        claims, key=lambda each: (each.addresses(case.family).get(CLUSTER_IP) != case.address, each.name)
+    )
+
+
+def _backends(service: Wanted) -> set[str]:
+    return {endpoint.who for each in service.slices for endpoint in each.endpoints}
 
 
 def known(difference: Difference, service: Wanted | None, before: Wanted | None, mode: str) -> str | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from tests.conformance.cases import Case
+from tests.conformance.cases import Case, endpoints_of, vips
 from tests.conformance.compare import Difference, Known, Seen
 from tests.conformance.places import BACKENDS, NODES, SECOND
 from tests.conformance.wanted import Wanted, usable
@@ -32,7 +32,7 @@ def _own_packets_to_external_addresses(
     return (
         service is not None
         and case.host in NODES
-        and case.address in [service.addresses(case.family).get(kind) for kind in (EXTERNAL_IP, VIP)]
+        and case.address in _external(service, case)
         and _has_port(service, case)
         and difference.ours == _REFUSED
         and difference.theirs in _LOST
@@ -69,15 +69,10 @@ def _ranges_without_endpoints(difference: Difference, service: Wanted | None, _:
     return (
         service is not None
         and bool(service.ranges)
-        and case.address == service.addresses(case.family).get(VIP)
+        and case.address in vips(service, case.family)
         and difference.ours == _LOST[0]
         and difference.theirs == _REFUSED
-        and not any(
-            usable(endpoint)
-            for each in service.slices
-            if each.family == case.family
-            for endpoint in each.endpoints
-        )
+        and not any(map(usable, endpoints_of(service, case)))
     )
 
 
@@ -89,6 +84,14 @@ def _other_nodes(node: str) -> set[str]:
         for place in (NODES[name], SECOND[name])
         for address in place.addresses.values()
     }
+
+
+def _external(service: Wanted, case: Case) -> list[str]:
+    own = service.addresses(case.family)
+    return [
+        *(own[kind] for kind in (EXTERNAL_IP, VIP) if kind in own),
+        *service.shared_addresses(case.family),
+    ]
 
 
 def _has_port(service: Wanted, case: Case) -> bool:

@@ -15,7 +15,7 @@ from tests.conformance.compare import Difference
 from tests.conformance.explain import explained
 from tests.conformance.generate import Scenario, State, scenario
 from tests.conformance.judge import Judge
-from tests.conformance.known import known
+from tests.conformance.known import contested, known
 from tests.conformance.places import NODES
 from tests.conformance.staying import Staying
 from tests.conformance.twins import twins
@@ -77,14 +77,14 @@ def play_all(setup: Setup, seeds: Iterator[int]) -> Iterator[Report]:
 
 def _play(judge: Judge, setup: Setup, report: Report, before: int | None) -> None:
     whole = scenario(report.seed, services=setup.services, steps=setup.steps)
-    step, found = _first_difference(judge, whole, setup.judge, report.counts)
+    step, found = _first_difference(judge, whole, whole, setup.judge, report.counts)
     report.counts["scenarios"] += 1
     if not found:
         return
     saved = judge.save(setup.evidence / f"{setup.mode}-seed-{report.seed}")
     # Most often the services in question are enough, and easier to read.
     few = whole.only(*(each.case.service for each in found))
-    again, still = _first_difference(judge, few, setup.judge, Counter())
+    again, still = _first_difference(judge, few, whole, setup.judge, Counter())
     if still:
         report.lines += [f"step {again}, with these services alone:", *explained(few, again, still)]
     else:
@@ -95,9 +95,13 @@ def _play(judge: Judge, setup: Setup, report: Report, before: int | None) -> Non
 
 
 def _first_difference(
-    judge: Judge, played: Scenario, mode: str, counts: Counter[str]
+    judge: Judge, played: Scenario, asked_of: Scenario, mode: str, counts: Counter[str]
 ) -> tuple[int, list[Difference]]:
-    """The first step with differences that nothing explains, and these."""
+    """The first step with differences that nothing explains, and these.
+
+    The questions are those of another scenario, of which this one may be a part.
+    """
+    numbers = {each.number for state in played.states for each in state.services}
     judge.settle(played.empty())
     with Staying(judge.twins) as staying:
         for step in range(1, len(played.states) + 1):
@@ -107,7 +111,7 @@ def _first_difference(
                 continue
             judge.settle(states[-1].objects())
             services = {each.number: each for each in states[-1].services}
-            asked = cases(played.seed, states)
+            asked = [each for each in cases(played.seed, asked_of.states[:step]) if each.service in numbers]
             explains = functools.partial(_explanation, states, mode)
             found, answered = judge.differences(asked, services, counts, explains)
             found += staying.differences(counts, explains)
@@ -129,7 +133,7 @@ def _explanation(states: Sequence[State], mode: str, found: Difference) -> str |
     before, *later = (_service(state, number) for state in states[since:])
     # What was there for a moment may have been seen.
     names = (known(found, service, before, mode) for service in reversed(later or [before]))
-    return next(filter(None, names), None)
+    return next(filter(None, names), None) or contested(found, [each.services for each in states[since:]])
 
 
 def _service(state: State, number: int) -> Wanted | None:

@@ -79,7 +79,7 @@ class Staying(contextlib.AbstractContextManager["Staying"]):
         for case in cases:
             if len(self._pairs) >= MOST:
                 return
-            if case.source is None and (pair := self._pair(case)):
+            if case.source is None and case.protocol is not Protocol.SCTP and (pair := self._pair(case)):
                 self._pairs.append(pair)
 
     def _pair(self, case: Case) -> Pair | None:

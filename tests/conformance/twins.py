@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from rulecast.lab import Host, Lab, Node
 from tests.conformance import places
+from tests.conformance.sctp import SctpProbes
 from tests.fakes.apiserver import FakeApiServer
 from tests.netns.cluster import CLUSTER_CIDR, build_lab
 from tests.netns.objects import Object, service_cidrs
@@ -46,6 +47,7 @@ class Side:
     def __init__(self, name: str, lab: Lab, directory: Path) -> None:
         self.name, self.lab, self.directory = name, lab, directory
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.sctp = SctpProbes(lab)
 
     def client(self, name: str) -> Host:
         """A machine of the lab by its name."""
@@ -123,7 +125,8 @@ def twins(directory: Path) -> Iterator[Twins]:
             loop.run(api.start())
             loop.run(api.listen(_listening(ours), _listening(theirs)))
             made = Twins(ours, theirs, api, loop, directory)
-            yield made
+            with made.ours.sctp, made.theirs.sctp:
+                yield made
         finally:
             loop.run(api.stop())
             loop.close()

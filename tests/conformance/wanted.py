@@ -4,9 +4,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rulecast.model import Family
+from tests.conformance.odd import write
 from tests.conformance.places import BACKENDS, NODES
 from tests.netns.objects import CLUSTER_IP, EXTERNAL_IP, VIP, Object, frontend
 
+NODE_ADDRESS = "node address"
+SHARED_NODE = NODES["n1"]
+"""The node whose own address Services may name as a load balancer's."""
 CONDITIONS: dict[str, Object] = {
     "ready": {"ready": True, "serving": True, "terminating": False},
     "terminating": {"ready": False, "serving": True, "terminating": True},
@@ -15,6 +19,8 @@ CONDITIONS: dict[str, Object] = {
     "serving-only": {"ready": False, "serving": True, "terminating": False},
     # Of publishNotReadyAddresses: ready is said of what terminates, too.
     "published": {"ready": True, "serving": False, "terminating": True},
+    "published-unready": {"ready": True, "serving": False, "terminating": False},
+    "published-ending": {"ready": True, "serving": True, "terminating": True},
     "unsaid": {},
     "only-ready-said": {"ready": True},
     "only-unready-said": {"ready": False},
@@ -41,9 +47,12 @@ class Endpoint(NamedTuple):
     said_where: bool = True
     """Whether the endpoint has a nodeName."""
 
+    written: str = ""
+    """How its address is written: "" as usual, or one of `odd.WRITINGS`."""
+
 
 class Slice(NamedTuple):
-    """A slice; `shift` makes its target ports others than those of the Service's other slices."""
+    """A slice; its target ports may be others than those of the Service's other slices."""
 
     number: int
     family: Family
@@ -68,6 +77,20 @@ class Wanted:
     """Seconds; 0: none."""
     ranges: tuple[str, ...] = ()
     labels: tuple[tuple[str, str], ...] = ()
+    incarnation: int = 0
+    """Which cluster IP it has: another one after it was deleted and made again under the same name."""
+    shared: tuple[tuple[str, int], ...] = ()
+    """Kinds and numbers of addresses that other Services may have, too."""
+    odd: tuple[str, ...] = ()
+    """Further external IPs as somebody wrote them."""
+    odd_ingress: tuple[str, ...] = ()
+    """Further ingress IPs as somebody wrote them."""
+    written: str = ""
+    """How its external and ingress IPs are written: "" as usual, or one of `odd.WRITINGS`."""
+    node_ports: bool = True
+    """allocateLoadBalancerNodePorts."""
+    distribution: str = ""
+    """trafficDistribution: of no concern to a proxy, which goes by the hints."""
     slices: tuple[Slice, ...] = field(default=())
 
     @property
@@ -80,7 +103,9 @@ class Wanted:
 
     @property
     def reachable_from_outside(self) -> bool:
-        return self.type in ("NodePort", "LoadBalancer") or (self.has_cluster_ip and self.external)
+        return self.type in ("NodePort", "LoadBalancer") or (
+            self.has_cluster_ip and bool(self._external_ips())
+        )
 
     @property
     def vip_is_elsewhere(self) -> bool:
@@ -94,15 +119,36 @@ class Wanted:
         return 32000 + self.number if local else 0
 
     def addresses(self, family: Family) -> dict[str, str]:
-        """Its addresses by their kind."""
+        """Its own addresses by their kind."""
         found = {}
         if self.has_cluster_ip and family in self.families:
-            found[CLUSTER_IP] = frontend(CLUSTER_IP, self.number, family)
+            found[CLUSTER_IP] = self.cluster_ip(family)
             if self.external:
                 found[EXTERNAL_IP] = frontend(EXTERNAL_IP, self.number, family)
             if self.type == "LoadBalancer" and any(what == "VIP" for _, what in self.ingress):
                 found[VIP] = frontend(VIP, self.number, family)
         return found
+
+    def cluster_ip(self, family: Family) -> str:
+        """The address of a cluster IP; a Service may have none."""
+        return frontend(CLUSTER_IP, self.number + 100 * self.incarnation, family)
+
+    def shared_addresses(self, family: Family, *kinds: str) -> list[str]:
+        """Addresses that are not its alone; of these kinds only, if any are given."""
+        return [
+            _shared(kind, number, family)
+            for kind, number in self.shared
+            if self.has_cluster_ip
+            and family in self.families
+            and (kind in kinds or not kinds)
+            and (kind in (EXTERNAL_IP, CLUSTER_IP) or (self.type == "LoadBalancer" and self.ingress))
+        ]
+
+    def has_node_port(self, port: Port) -> bool:
+        """Whether a port of it has a node port."""
+        return bool(port.node_port) and (
+            self.type == "NodePort" or (self.type == "LoadBalancer" and self.node_ports)
+        )
 
     def objects(self) -> list[Object]:
         """The Service and its slices."""
@@ -114,13 +160,13 @@ class Wanted:
         if self.type == "ExternalName":
             spec["externalName"] = "elsewhere.example"
         else:
-            addresses = [frontend(CLUSTER_IP, self.number, family) for family in self.families]
+            addresses = [self.cluster_ip(family) for family in self.families]
             addresses = ["None"] if self.type == "Headless" else addresses
             spec |= {"clusterIP": addresses[0], "clusterIPs": addresses}
             spec["ipFamilies"] = [f"IPv{int(family)}" for family in self.families]
             spec["internalTrafficPolicy"] = self.internal_policy or "Cluster"
-        if self.external:
-            spec["externalIPs"] = [frontend(EXTERNAL_IP, self.number, family) for family in self.families]
+        if external := self._external_ips():
+            spec["externalIPs"] = external
         if self.reachable_from_outside:
             spec["externalTrafficPolicy"] = self.external_policy or "Cluster"
         if self.health_port:
@@ -130,6 +176,10 @@ class Wanted:
             spec["sessionAffinityConfig"] = {"clientIP": {"timeoutSeconds": self.affinity}}
         if self.ranges and self.type == "LoadBalancer":
             spec["loadBalancerSourceRanges"] = list(self.ranges)
+        if self.type == "LoadBalancer" and not self.node_ports:
+            spec["allocateLoadBalancerNodePorts"] = False
+        if self.distribution:
+            spec["trafficDistribution"] = self.distribution
         made: Object = {
             "apiVersion": "v1",
             "kind": "Service",
@@ -142,22 +192,46 @@ class Wanted:
 
     def _port(self, port: Port) -> Object:
         made: Object = {"name": port.name, "port": port.port, "protocol": port.protocol}
-        if port.node_port and self.type in ("NodePort", "LoadBalancer"):
+        if self.has_node_port(port):
             made["nodePort"] = port.node_port
         return made
+
+    def _external_ips(self) -> list[str]:
+        """Those of its own, those that it shares, and what else was written there."""
+        if self.type == "ExternalName":
+            return []
+        own = [frontend(EXTERNAL_IP, self.number, family) for family in self.families if self.external]
+        return [
+            *(write(each, self.written) for each in own),
+            *self._shared(EXTERNAL_IP, CLUSTER_IP),
+            *self.odd,
+        ]
+
+    def _shared(self, *kinds: str) -> list[str]:
+        """Shared addresses of these kinds that its spec or status names."""
+        return [
+            _shared(kind, number, family)
+            for kind, number in self.shared
+            for family in self.families
+            if kind in kinds
+        ]
 
     def _ingress(self) -> list[Object]:
         made: list[Object] = []
         for mode, what in self.ingress:
             said: Object = {"ipMode": mode} if mode else {}
             if what == "VIP":
-                made += [{"ip": frontend(VIP, self.number, family)} | said for family in self.families]
+                own = [frontend(VIP, self.number, family) for family in self.families]
+                made += [{"ip": write(each, self.written)} | said for each in own]
             else:
                 made.append({"hostname": what})
+        made += [{"ip": each} for each in (*self._shared(VIP, NODE_ADDRESS), *self.odd_ingress)]
         return made
 
     def _slice(self, each: Slice) -> Object:
         labels = {"kubernetes.io/service-name": self.name}
+        if self.type == "Headless":
+            labels["service.kubernetes.io/headless"] = ""
         return {
             "apiVersion": "discovery.k8s.io/v1",
             "kind": "EndpointSlice",
@@ -172,6 +246,10 @@ class Wanted:
         }
 
 
+def _shared(kind: str, number: int, family: Family) -> str:
+    return SHARED_NODE.addresses[family] if kind == NODE_ADDRESS else frontend(kind, number, family)
+
+
 def usable(endpoint: Endpoint) -> bool:
     """Whether it may get traffic: ready, or serving until its end when nothing is ready."""
     conditions = CONDITIONS[endpoint.state]
@@ -181,7 +259,8 @@ def usable(endpoint: Endpoint) -> bool:
 
 def _endpoint(endpoint: Endpoint, family: Family) -> Object:
     place = BACKENDS[endpoint.who]
-    made: Object = {"addresses": [place.addresses[family]], "conditions": CONDITIONS[endpoint.state]}
+    address = write(place.addresses[family], endpoint.written)
+    made: Object = {"addresses": [address], "conditions": CONDITIONS[endpoint.state]}
     if endpoint.said_where:
         made["nodeName"] = place.node
     hints: Object = {}
