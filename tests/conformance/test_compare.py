@@ -9,8 +9,9 @@ from rulecast.lab import Answer, Reached, Verdict
 from rulecast.model import Family, Protocol
 from tests.conformance.cases import Case
 from tests.conformance.compare import STAYS, Difference, Seen, agree, seen
-from tests.conformance.known import KNOWN, known
+from tests.conformance.known import KNOWN, contested, known
 from tests.conformance.wanted import Endpoint, Port, Slice, Wanted
+from tests.netns.objects import EXTERNAL_IP
 
 SERVICE = Wanted(1, "LoadBalancer", (Family.IPV4,), (Port("", 80, "TCP", 8080, 0),), ingress=(("", "VIP"),))
 DROPPED = Answer(Verdict.DROPPED, None)
@@ -77,19 +78,6 @@ def test_a_vip_closed_by_ranges_of_the_other_family_is_known_and_nothing_else_of
     assert explained(difference(vip, dropped, answered), SERVICE) is None
 
 
-@pytest.mark.parametrize(("second", "is_known"), [("ready", False), ("unready", True)])
-def test_an_endpoint_of_two_slices_is_known_when_they_say_different_things(
-    second: str, is_known: bool
-) -> None:
-    slices = tuple(
-        Slice(index, Family.IPV4, (Endpoint("A", state),), (("", 8080, "TCP"),))
-        for index, state in enumerate(("ready", second))
-    )
-    service = dataclasses.replace(SERVICE, slices=slices)
-    found = explained(difference("10.96.0.1", seen([A]), seen([DROPPED])), service)
-    assert (found == "endpoint said twice") is is_known
-
-
 @pytest.mark.parametrize(("mode", "name"), [("iptables", "port without a service"), ("nftables", None)])
 def test_some_differences_are_those_of_one_mode(mode: str, name: str | None) -> None:
     case = Case(1, "outside", "10.96.0.1", 9, Protocol.TCP)
@@ -105,6 +93,36 @@ def test_in_iptables_mode_a_source_out_of_the_ranges_is_refused_only_without_end
         ranged, slices=(Slice(0, Family.IPV4, (Endpoint("A"),), (("", 8080, "TCP"),)),)
     )
     assert known(found, with_endpoint, None, "iptables") is None
+
+
+SHARING = dataclasses.replace(
+    SERVICE,
+    number=2,
+    shared=((EXTERNAL_IP, 201),),
+    slices=(Slice(0, Family.IPV4, (Endpoint("A"),), (("", 8080, "TCP"),)),),
+)
+OTHER = dataclasses.replace(
+    SHARING, number=3, slices=(Slice(0, Family.IPV4, (Endpoint("B"),), (("", 8080, "TCP"),)),)
+)
+
+
+@pytest.mark.parametrize(
+    ("ours", "states", "is_known"),
+    [
+        ("A", [[SHARING, OTHER]], True),
+        ("B", [[SHARING, OTHER]], False),
+        ("A", [[SHARING]], False),
+        ("A", [[SHARING, OTHER], [SHARING]], True),
+        ("B", [[SHARING, OTHER], [SHARING]], False),
+        ("B", [[SHARING, OTHER], [OTHER]], True),
+        ("B", [[SHARING, OTHER], []], False),
+    ],
+)
+def test_at_a_shared_frontend_ours_has_to_be_the_one_that_holds_it(
+    ours: str, states: list[list[Wanted]], is_known: bool
+) -> None:
+    found = difference("203.0.114.201", seen([reached(f"{ours}")]), seen([reached("C")]))
+    assert (contested(found, states) is not None) is is_known
 
 
 @pytest.mark.parametrize(

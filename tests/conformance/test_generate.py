@@ -6,7 +6,8 @@ from collections import Counter
 import pytest
 
 from tests.conformance.cases import PER_STEP, cases
-from tests.conformance.generate import STEPS, scenario
+from tests.conformance.generate import MOST_PORTS, STEPS, scenario
+from tests.conformance.odd import NO_ADDRESSES, write
 from tests.netns.objects import Object
 
 SEEDS = range(60)
@@ -84,6 +85,74 @@ def test_every_kind_of_service_and_condition_comes() -> None:
         assert any(field in each["spec"] for each in services)
     for policy in ("internalTrafficPolicy", "externalTrafficPolicy"):
         assert {each["spec"].get(policy) for each in services} >= {"Cluster", "Local"}
+
+
+def test_addresses_are_shared_between_services_at_the_same_and_at_other_ports() -> None:
+    same = other = 0
+    for seed in SEEDS:
+        for objects in _objects(seed):
+            ports: dict[str, list[set[tuple[int, str]]]] = {}
+            for service in objects:
+                for address in service.get("spec", {}).get("externalIPs", ()):
+                    said = {(port["port"], port["protocol"]) for port in service["spec"]["ports"]}
+                    ports.setdefault(address, []).append(said)
+            for claims in ports.values():
+                for one, another in itertools.combinations(claims, 2):
+                    same += bool(one & another)
+                    other += bool(one ^ another)
+    assert same
+    assert other
+
+
+def test_what_a_cluster_may_hold_comes() -> None:
+    services = [each for seed in SEEDS for each in _services(seed)]
+    slices = [
+        each
+        for seed in SEEDS
+        for objects in _objects(seed)
+        for each in objects
+        if each["kind"] == "EndpointSlice"
+    ]
+    specs = [each["spec"] for each in services]
+    assert any(port["protocol"] == "SCTP" for spec in specs for port in spec["ports"])
+    assert any(len(spec["ports"]) == MOST_PORTS for spec in specs)
+    assert any(spec.get("allocateLoadBalancerNodePorts") is False for spec in specs)
+    assert {spec.get("trafficDistribution") for spec in specs} > {None, "PreferClose"}
+    assert any("service.kubernetes.io/headless" in each["metadata"]["labels"] for each in slices)
+    written = {address for spec in specs for address in spec.get("externalIPs", ())}
+    assert written & set(NO_ADDRESSES)
+    assert any(address.startswith("::ffff:") for address in written)
+    assert any(len({port["port"] for port in each["ports"]}) > 1 for each in slices)
+
+
+@pytest.mark.parametrize("change", ["type", "cluster IP", "families"])
+def test_services_change_what_makes_them_others(change: str) -> None:
+    def said(service: Object) -> object:
+        spec = service["spec"]
+        if change == "type":
+            return spec["type"], spec.get("clusterIP") == "None"
+        return spec.get("clusterIP" if change == "cluster IP" else "ipFamilies")
+
+    seen: dict[tuple[int, str], list[object]] = {}
+    for seed in SEEDS:
+        for service in _services(seed):
+            seen.setdefault((seed, service["metadata"]["name"]), []).append(said(service))
+    assert any(before != after for each in seen.values() for before, after in itertools.pairwise(each))
+
+
+@pytest.mark.parametrize(
+    ("how", "address", "written"),
+    [
+        ("zeros", "203.0.113.7", "203.000.113.007"),
+        ("mapped", "203.0.113.7", "::ffff:203.0.113.7"),
+        ("long", "2001:db8::7", "2001:0DB8:0000:0000:0000:0000:0000:0007"),
+        ("long", "203.0.113.7", "203.0.113.7"),
+        ("zeros", "2001:db8::7", "2001:db8::7"),
+        ("", "203.0.113.7", "203.0.113.7"),
+    ],
+)
+def test_odd_writings(how: str, address: str, written: str) -> None:
+    assert write(address, how) == written
 
 
 @pytest.mark.parametrize("seed", SEEDS)
