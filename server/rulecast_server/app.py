@@ -12,7 +12,7 @@ import uvloop
 from rulecast import log
 from rulecast_server.feed import DeltaLog, Hub, HubSettings
 from rulecast_server.kube.open import Opened, open_with_reviews
-from rulecast_server.pipeline import Pipeline, versions
+from rulecast_server.pipeline import Pipeline, changed_versions, versions
 from rulecast_server.rpc.authorize import AllowAll, Authorizer, CertificateNames
 from rulecast_server.rpc.credentials import TlsFiles
 from rulecast_server.rpc.limits import Limits
@@ -47,7 +47,12 @@ async def _serve(settings: ServerSettings) -> int:
     opened = await open_with_reviews(settings.source)
     source = opened.source
     hub = Hub(DeltaLog(), HubSettings(mark_interval=settings.mark_interval), seen=lambda: versions(source))
-    pipeline = Pipeline(publish=hub.publish, versions=lambda: versions(source))
+    pipeline = Pipeline(
+        publish=hub.publish,
+        versions=lambda: versions(source),
+        changed=lambda: changed_versions(source),
+    )
+    hub.refresh = pipeline.refresh
     tokens = _tokens(settings, opened)
     rpc = RpcServer(hub, _rpc_settings(settings), authorizer=_authorizer(settings, opened, tokens))
     metrics = registry(source=source, pipeline=pipeline, hub=hub)

@@ -23,14 +23,22 @@ class Publish(Protocol):
         *,
         trigger_times: Mapping[ServiceKey, float] | None = None,
         resource_versions: Mapping[str, int] | None = None,
+        changed_versions: Mapping[str, int] | None = None,
     ) -> None:
-        """Append one projection."""
+        """Append one projection; without changes, only what the versions are."""
 
 
 class Pipeline:
     """The sink of a source. Nothing is projected before `synced`: half a list would remove live rules."""
 
-    def __init__(self, *, publish: Publish, versions: Callable[[], Mapping[str, int]]) -> None:
+    def __init__(
+        self,
+        *,
+        publish: Publish,
+        versions: Callable[[], Mapping[str, int]],
+        changed: Callable[[], Mapping[str, int]],
+    ) -> None:
+        """`versions`: up to where each collection was delivered; `changed`: of the newest object of each."""
         self.projector = Projector()
         self.ready = False
         """The first whole state is published."""
@@ -39,7 +47,7 @@ class Pipeline:
         self.projections = 0
         """Projections published; events that change no rule make none."""
         self._publish = publish
-        self._versions = versions
+        self._versions, self._changed = versions, changed
         self._scheduled = False
         # The first load makes millions of objects that stay; collecting among them doubles its time
         # (1.1 s against 0.57 s for 10,000 services with 10 endpoints).
@@ -78,12 +86,23 @@ class Pipeline:
                 projection.changes,
                 trigger_times=projection.trigger_times,
                 resource_versions=self._versions(),
+                changed_versions=self._changed(),
             )
+
+    def refresh(self) -> None:
+        """Publish the versions alone: bookmarks, and events that change no rule, move them too."""
+        if self.ready and not self._scheduled:
+            self._publish({}, resource_versions=self._versions(), changed_versions=self._changed())
 
 
 def versions(source: Source) -> Mapping[str, int]:
-    """The newest resourceVersion seen in each collection that has one."""
+    """Up to which resourceVersion each collection that has one was delivered."""
     return {plural: status.version for plural, status in source.status.items() if status.version}
+
+
+def changed_versions(source: Source) -> Mapping[str, int]:
+    """The resourceVersion of the newest object or deletion in each collection; 0 where there is none."""
+    return {plural: status.changed for plural, status in source.status.items() if status.version}
 
 
 def _line(problem: Problem) -> str:

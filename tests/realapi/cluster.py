@@ -9,7 +9,7 @@ from rulecast.model import FLEET, node_scope, zone_scope
 from rulecast_server.feed import DeltaLog
 from rulecast_server.kube.open import open_source
 from rulecast_server.kube.status import Source
-from rulecast_server.pipeline import Pipeline, versions
+from rulecast_server.pipeline import Pipeline, changed_versions, versions
 from rulecast_server.settings import SourceSettings
 from tests.realapi.control_plane import Object
 
@@ -28,7 +28,11 @@ class Follower:
     def __init__(self, source: Source) -> None:
         self.source = source
         self.log = DeltaLog()
-        self.pipeline = Pipeline(publish=self.log.apply, versions=lambda: versions(source))
+        self.pipeline = Pipeline(
+            publish=self.log.apply,
+            versions=lambda: versions(source),
+            changed=lambda: changed_versions(source),
+        )
         self.events, self.synced = self.pipeline.events, self.pipeline.synced
 
     def content(self) -> list[int]:

@@ -116,3 +116,16 @@ def test_an_equal_object_moves_its_version_on_in_silence(store: Store) -> None:
     assert store.upsert(seen(A, 50)) is None
     assert store.upsert(seen(A, 49, "10.9.9.9")) is None
     assert store.stale == 1
+
+
+def test_the_newest_object_or_deletion_is_told_apart_from_what_was_seen(store: Store) -> None:
+    """A bookmark or a list moves on what was seen, though nothing came."""
+    assert (store.changed, store.version) == (20, 30)
+    store.reach(50)
+    assert (store.changed, store.version) == (20, 50)
+    store.delete(Gone(B, 55))
+    store.replace([seen(A, 10)], 60)
+    assert (store.changed, store.version) == (55, 60)
+    for _ in range(2):
+        store.replace([seen(A, 9)], 26)
+    assert (store.changed, store.version) == (9, 26)

@@ -33,7 +33,8 @@ class FeedStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What is wrong now, a line each: unverified content, things that this version does not understand."""
     counters: Mapping[str, int] = {}
     """Monotone, by name: connects, disconnects, silences, frames, bytes_received, bytes_decompressed, marks,
-    updates, resets, bucket_resets, mismatches, unverified, unknown_changes, invalid_frames."""
+    updates, resets, bucket_resets, mismatches, unverified, unknown_changes, invalid_frames, held,
+    went_back."""
 
 
 class Feed(Protocol):

@@ -10,7 +10,7 @@ import logging
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -49,6 +49,7 @@ class _Record(msgspec.Struct):
     node_name: str
     saved_at: float
     scopes: list[_ScopeRecord]
+    reached: dict[str, int] = {}
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +59,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     saved_at: float
     """Unix seconds."""
     contents: Contents
+    reached: Mapping[str, int] = {}
+    """resourceVersions of the newest objects in it, by collection."""
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
@@ -66,6 +69,7 @@ def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
         node_name=checkpoint.node_name,
         saved_at=checkpoint.saved_at,
         scopes=[_scope_record(scope, resources) for scope, resources in checkpoint.contents],
+        reached=dict(checkpoint.reached),
     )
     plain = msgspec.msgpack.encode(record)
     body = zstandard.ZstdCompressor(level=1).compress(plain)
@@ -100,7 +104,9 @@ def decode_checkpoint(data: bytes) -> Checkpoint:
                 check_value(value)
     except (zstandard.ZstdError, msgspec.MsgspecError, ValueError, WireError) as error:
         raise CheckpointError(f"unreadable: {error}") from None
-    return Checkpoint(node_name=record.node_name, saved_at=record.saved_at, contents=contents)
+    return Checkpoint(
+        node_name=record.node_name, saved_at=record.saved_at, contents=contents, reached=record.reached
+    )
 
 
 def _scope_record(scope: Scope, resources: list[tuple[ResourceId, Value]]) -> _ScopeRecord:
@@ -156,12 +162,14 @@ class CheckpointFile:
             )
         return checkpoint
 
-    def save(self, contents: Contents, saved_at: float) -> int:
+    def save(self, contents: Contents, saved_at: float, *, reached: Mapping[str, int] | None = None) -> int:
         """Replace the file; returns its size. Durable when it returns.
 
         Raises CheckpointError; the old file is then still there.
         """
-        data = encode_checkpoint(Checkpoint(node_name=self._node_name, saved_at=saved_at, contents=contents))
+        data = encode_checkpoint(
+            Checkpoint(node_name=self._node_name, saved_at=saved_at, contents=contents, reached=reached or {})
+        )
         try:
             replace_file(self.path, data)
         except OSError as error:
@@ -177,16 +185,19 @@ class CheckpointWriter:
         file: CheckpointFile,
         contents: Callable[[], Contents],
         *,
+        reached: Callable[[], Mapping[str, int]] = dict,
+        holding: Callable[[], bool] = lambda: False,
         interval: float = 30.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        """`holding`: the contents are not what the node has, and not to be saved."""
         self.error = ""
         """Why the last attempt failed; empty when it did not."""
         self.saved_at: float | None = None
         self.saves = 0
         self.failures = 0
         self._file = file
-        self._contents = contents
+        self._contents, self._reached, self._holding = contents, reached, holding
         self._interval = interval
         self._clock = clock
         self._changed = asyncio.Event()
@@ -203,6 +214,9 @@ class CheckpointWriter:
         try:
             while True:
                 await self._changed.wait()
+                if self._holding():
+                    await asyncio.sleep(min(self._interval, 1.0))
+                    continue
                 self._changed.clear()
                 saving = asyncio.ensure_future(asyncio.to_thread(self._save, *self._take()))
                 try:
@@ -213,23 +227,23 @@ class CheckpointWriter:
                     raise
                 await asyncio.sleep(self._interval)
         finally:
-            if self._changed.is_set():
+            if self._changed.is_set() and not self._holding():
                 self._save(*self._take())
 
-    def _take(self) -> tuple[Contents, float, int]:
+    def _take(self) -> tuple[Contents, Mapping[str, int], float, int]:
         self._taken += 1
-        return self._contents(), self._clock(), self._taken
+        return self._contents(), dict(self._reached()), self._clock(), self._taken
 
-    def _save(self, contents: Contents, now: float, number: int) -> None:
+    def _save(self, contents: Contents, reached: Mapping[str, int], now: float, number: int) -> None:
         # The last save of a run may find one that was cancelled still at work in its thread.
         with self._lock:
             if number > self._saved:
                 self._saved = number
-                self._try(contents, now)
+                self._try(contents, reached, now)
 
-    def _try(self, contents: Contents, now: float) -> None:
+    def _try(self, contents: Contents, reached: Mapping[str, int], now: float) -> None:
         try:
-            self._file.save(contents, now)
+            self._file.save(contents, now, reached=reached)
         except CheckpointError as error:
             self.failures += 1
             if not self.error:

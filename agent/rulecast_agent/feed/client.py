@@ -65,6 +65,8 @@ class GrpcFeed:
         self._backoff = Backoff(first=settings.retry_initial, limit=settings.retry_maximum)
         self._outgoing = asyncio.Event()
         self._logged: str | None = None
+        self._holding = False
+        self._went_back = 0
         self._counters: Counter[str] = Counter()
 
     @property
@@ -205,9 +207,23 @@ class GrpcFeed:
         if self._session.connected and self._logged is not None:
             self._logged = None
             _log.info("%s: connected", self._session.status.server)
+        self._tell_of_older_state()
         if update is not None:
             on_update(update)
         self._outgoing.set()
+
+    def _tell_of_older_state(self) -> None:
+        desired = self._session.desired
+        if desired.holding is not self._holding:
+            self._holding = desired.holding
+            if self._holding:
+                _log.warning("%s: %s", self._session.status.server, desired.held_because)
+        if (went_back := desired.counters["went_back"]) != self._went_back:
+            self._went_back = went_back
+            _log.warning(
+                "%s: its state stays older than this node's; it is used: has the cluster gone back?",
+                self._session.status.server,
+            )
 
     async def _write(self, call: _Call) -> None:
         try:

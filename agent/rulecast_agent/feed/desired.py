@@ -8,8 +8,9 @@ since it is what the server sent, and reported as unverified.
 """
 
 import enum
+import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from rulecast.model import (
@@ -42,6 +43,8 @@ from rulecast_agent.feed.store import ScopeStore
 _RETRY_MARKS = 10
 """A question that so many marks left unanswered is put again."""
 _NOTHING = EndpointSet()
+_PATIENCE = 30.0
+"""Seconds for a server to reach what we have; then the cluster has gone back (restored from a backup)."""
 
 
 class Commit(NamedTuple):
@@ -53,7 +56,7 @@ class Commit(NamedTuple):
     resync: Resync | None
     """To be asked of the server."""
     committed: bool
-    """The step took effect. If not, its content waits to be mended."""
+    """The step took effect. If not, its content waits to be mended, or to be as new as what we have."""
 
 
 class _Doubt(enum.Enum):
@@ -64,11 +67,18 @@ class _Doubt(enum.Enum):
     """Asked for everything."""
 
 
+class _Changes(NamedTuple):
+    services: dict[ServiceKey, ServiceView | None]
+    node: NodeInfo | None
+    cluster: ClusterInfo
+
+
 class Desired:
     """The content of this node's three scopes, and the views made of it."""
 
-    def __init__(self, node_name: str) -> None:
+    def __init__(self, node_name: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._node_name = node_name
+        self._clock = clock
         self._stores = {
             Slot.FLEET: ScopeStore(Scope("fleet")),
             Slot.ZONE: ScopeStore(Scope("zone/")),
@@ -91,6 +101,13 @@ class Desired:
         self._unverified: set[Slot] = set()
         self._unknown = 0
         self.resource_versions: dict[str, int] = {}
+        """Up to where the server of this stream is, by collection."""
+        self._changed_versions: dict[str, int] = {}
+        """Of the newest object in the content of this stream."""
+        self.reached: dict[str, int] = {}
+        """Of the newest object in what was handed on: a server has to have seen it, to take us further."""
+        self._held_since: float | None = None
+        """When a step was first held back because the server is behind that."""
         self.counters: Counter[str] = Counter()
 
     @property
@@ -109,6 +126,19 @@ class Desired:
         return self._doubt is not _Doubt.NONE
 
     @property
+    def holding(self) -> bool:
+        """What we hold is older than what was handed on."""
+        return self._held_since is not None
+
+    @property
+    def held_because(self) -> str:
+        """Why nothing is handed on while `holding`."""
+        behind = (
+            f"{name} at {self.resource_versions[name]}, not {self.reached[name]}" for name in self._behind()
+        )
+        return f"the server is behind what this node has ({', '.join(behind)}); its rules stay"
+
+    @property
     def problems(self) -> tuple[str, ...]:
         """What is wrong, a line each."""
         lines = [
@@ -117,6 +147,8 @@ class Desired:
         ]
         if self.waiting:
             lines.append("waiting for the server to mend what differs from its digest")
+        if self.holding:
+            lines.append(self.held_because)
         if self._unknown:
             lines.append(f"{self._unknown} changes are of kinds that this version does not know")
         return tuple(lines)
@@ -131,15 +163,20 @@ class Desired:
             (self._stores[slot].scope, list(self._stores[slot].resources())) for slot in sorted(self._filled)
         ]
 
-    def restore(self, contents: Iterable[tuple[Scope, Iterable[tuple[ResourceId, Value]]]]) -> Update:
+    def restore(
+        self,
+        contents: Iterable[tuple[Scope, Iterable[tuple[ResourceId, Value]]]],
+        reached: Mapping[str, int] | None = None,
+    ) -> Update:
         """Start from saved content; returns the first, full update. Only before any frame."""
+        self.reached = dict(reached or {})
         for scope, resources in contents:
             store = ScopeStore(scope)
             for resource, value in resources:
                 store.load(resource, value)
             self._stores[slot_of(scope)] = store
             self._filled.add(slot_of(scope))
-        update = self._emit()
+        update = self._emit(self._changes())
         assert update is not None
         return update
 
@@ -150,6 +187,7 @@ class Desired:
         self._doubt = _Doubt.NONE
         self._question_id = 0
         self._unverified.clear()
+        self.resource_versions, self._changed_versions = {}, {}
 
     def frame(self, frame: Frame) -> Commit | None:
         """Take one frame; a Commit when it closed a step.
@@ -167,6 +205,7 @@ class Desired:
         for step in staged:
             self._apply(step)
         self.resource_versions.update(mark.resource_versions)
+        self._changed_versions.update({**mark.resource_versions, **mark.changed_versions})
         self.counters["marks"] += 1
         if len(self._filled) < len(Slot):
             raise WireError("a mark before all scopes were sent")
@@ -175,7 +214,31 @@ class Desired:
         resync = self._question(wrong - self._unverified, answered=mark.resync == self._question_id)
         if self.waiting:
             return Commit(mark, None, resync, committed=False)
-        return Commit(mark, self._emit(), None, committed=True)
+        changes = self._changes()
+        if changes is not None and self._revision and self._behind():
+            now = self._clock()
+            if self._held_since is None:
+                self._held_since = now
+                self.counters["held"] += 1
+            if now - self._held_since < _PATIENCE:
+                return Commit(mark, None, None, committed=False)
+            self.counters["went_back"] += 1
+            self.reached = {}
+        self._held_since = None
+        for name, version in self._changed_versions.items():
+            self.reached[name] = max(version, self.reached.get(name, 0))
+        return Commit(mark, self._emit(changes), None, committed=True)
+
+    def _behind(self) -> list[str]:
+        """The collections in which the server has not seen all that we have.
+
+        resourceVersions of one cluster are numbers that can be compared (KEP-5504).
+        """
+        return [
+            name
+            for name, version in sorted(self.reached.items())
+            if self.resource_versions.get(name, version) < version
+        ]
 
     def _apply(self, step: ScopeStep) -> None:
         store = self._stores[step.slot]
@@ -231,45 +294,50 @@ class Desired:
         self._question_id += 1
         return Resync(id=self._question_id, position=self.position() if doubt is _Doubt.BUCKETS else {})
 
-    def _emit(self) -> Update | None:
+    def _changes(self) -> _Changes | None:
+        """How what we hold differs from what was handed on; None: not at all."""
         full = not self._revision
         dirty: Iterable[str] = self._dirty
         if full:
             dirty = {key for store in self._stores.values() for key in store.table(Kind.SERVICE)}
-        services: dict[ServiceKey, ServiceView | None] = {}
+        services = {}
         for key in map(ServiceKey, dirty):
             view = self._view(key)
-            if view == self._views.get(key):
-                continue
-            services[key] = view
-            if view is None:
-                del self._views[key]
-            else:
-                self._views[key] = view
-        triggers = {
-            ServiceKey(key): when / 1000
-            for key, when in self._triggers.items()
-            if ServiceKey(key) in services
-        }
-        self._dirty.clear()
-        self._triggers.clear()
+            if view != self._views.get(key):
+                services[key] = view
         node = self._stores[Slot.NODE].table(Kind.NODE).get("")
         assert node is None or isinstance(node, NodeInfo)
         cluster = self._stores[Slot.FLEET].table(Kind.CLUSTER).get("", ClusterInfo())
         assert isinstance(cluster, ClusterInfo)
         if not (full or services or node != self._node or cluster != self._cluster):
             return None
-        self._node = node
-        self._cluster = cluster
+        return _Changes(services, node, cluster)
+
+    def _emit(self, changes: _Changes | None) -> Update | None:
+        triggers, self._triggers = self._triggers, {}
+        self._dirty.clear()
+        if changes is None:
+            return None
+        for key, view in changes.services.items():
+            if view is None:
+                del self._views[key]
+            else:
+                self._views[key] = view
+        self._node, self._cluster = changes.node, changes.cluster
+        full = not self._revision
         self._revision += 1
         self.counters["updates"] += 1
         return Update(
             revision=self.revision,
             full=full,
-            services=services,
-            node=node,
-            cluster=cluster,
-            trigger_times=triggers,
+            services=changes.services,
+            node=changes.node,
+            cluster=changes.cluster,
+            trigger_times={
+                ServiceKey(key): when / 1000
+                for key, when in triggers.items()
+                if ServiceKey(key) in changes.services
+            },
         )
 
     def _view(self, key: ServiceKey) -> ServiceView | None:

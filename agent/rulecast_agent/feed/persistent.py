@@ -35,7 +35,15 @@ class PersistentFeed:
         self._feed = feed
         self._session = session
         self._file = file
-        self._writer = CheckpointWriter(file, session.desired.contents, interval=interval, clock=clock)
+        desired = session.desired
+        self._writer = CheckpointWriter(
+            file,
+            desired.contents,
+            reached=lambda: desired.reached,
+            holding=lambda: desired.holding,
+            interval=interval,
+            clock=clock,
+        )
         self._problem = ""
 
     @property
@@ -78,7 +86,7 @@ class PersistentFeed:
             return
         if checkpoint is None:
             return
-        update = self._session.desired.restore(checkpoint.contents)
+        update = self._session.desired.restore(checkpoint.contents, checkpoint.reached)
         self._session.restored(checkpoint.saved_at)
         _log.info(
             "starting from the state saved %.0f s ago: %d services",

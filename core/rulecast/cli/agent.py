@@ -36,14 +36,18 @@ async def _standalone(settings: AgentSettings, source_flags: SourceSettings) -> 
     from rulecast_agent.feed.local import LocalFeed
     from rulecast_server.feed import DeltaLog, LocalSession
     from rulecast_server.kube.open import open_source
-    from rulecast_server.pipeline import Pipeline, versions
+    from rulecast_server.pipeline import Pipeline, changed_versions, versions
 
     source = await open_source(source_flags)
     session = app.agent_session(settings, version=_version())
     feed = LocalFeed(session)
     local = LocalSession(DeltaLog(), feed.deliver)
     feed.connect(local.receive)
-    pipeline = Pipeline(publish=local.publish, versions=lambda: versions(source))
+    pipeline = Pipeline(
+        publish=local.publish,
+        versions=lambda: versions(source),
+        changed=lambda: changed_versions(source),
+    )
 
     async def watch() -> None:
         try:

@@ -133,8 +133,15 @@ class Cluster(_message.Message):
     def __init__(self, service_cidrs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Mark(_message.Message):
-    __slots__ = ("revision", "time_ms", "resource_versions", "interval_ms", "resync")
+    __slots__ = ("revision", "time_ms", "resource_versions", "interval_ms", "resync", "changed_versions")
     class ResourceVersionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class ChangedVersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -146,12 +153,14 @@ class Mark(_message.Message):
     RESOURCE_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
     RESYNC_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     revision: int
     time_ms: int
     resource_versions: _containers.ScalarMap[str, int]
     interval_ms: int
     resync: int
-    def __init__(self, revision: _Optional[int] = ..., time_ms: _Optional[int] = ..., resource_versions: _Optional[_Mapping[str, int]] = ..., interval_ms: _Optional[int] = ..., resync: _Optional[int] = ...) -> None: ...
+    changed_versions: _containers.ScalarMap[str, int]
+    def __init__(self, revision: _Optional[int] = ..., time_ms: _Optional[int] = ..., resource_versions: _Optional[_Mapping[str, int]] = ..., interval_ms: _Optional[int] = ..., resync: _Optional[int] = ..., changed_versions: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("hello", "ack", "resync")

@@ -75,6 +75,7 @@ def _mark(mark: pb.Mark) -> Mark:
         revision=mark.revision,
         time_ms=mark.time_ms,
         resource_versions=dict(mark.resource_versions),
+        changed_versions=dict(mark.changed_versions),
         interval_ms=mark.interval_ms,
         resync=mark.resync,
     )

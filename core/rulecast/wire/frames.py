@@ -104,11 +104,20 @@ def scope_body(
 
 
 def mark_frame(
-    *, revision: int, time_ms: int, resource_versions: Mapping[str, int], interval_ms: int = 0
+    *,
+    revision: int,
+    time_ms: int,
+    resource_versions: Mapping[str, int],
+    changed_versions: Mapping[str, int] | None = None,
+    interval_ms: int = 0,
 ) -> bytes:
     """A frame with nothing but a mark."""
     mark = pb.Mark(
-        revision=revision, time_ms=time_ms, resource_versions=resource_versions, interval_ms=interval_ms
+        revision=revision,
+        time_ms=time_ms,
+        resource_versions=resource_versions,
+        changed_versions=changed_versions or {},
+        interval_ms=interval_ms,
     )
     return pb.Frame(mark=mark).SerializeToString(deterministic=True)
 

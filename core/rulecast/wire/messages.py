@@ -75,6 +75,9 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     revision: int
     time_ms: int
     resource_versions: Mapping[str, int] = {}
+    """Up to where each collection is in the content."""
+    changed_versions: Mapping[str, int] = {}
+    """Of the newest object or deletion in each; as in `resource_versions`, where it is not here."""
     interval_ms: int = 0
     resync: int = 0
     """The id of the newest resync that the step answers; 0: none."""

@@ -60,6 +60,8 @@ class Hub:
         """`seen`: the newest resourceVersion that has come of each collection, whether it changed a rule or
         not; without it, those of the last step."""
         self.log = log
+        self.refresh: Callable[[], None] = _nothing
+        """Called before a mark that tells all versions, for whoever knows of newer ones to publish them."""
         self.seen = seen or (lambda: self.log.resource_versions)
         self.settings = settings or HubSettings()
         self.clock = clock
@@ -84,9 +86,15 @@ class Hub:
         *,
         trigger_times: Mapping[ServiceKey, float] | None = None,
         resource_versions: Mapping[str, int] | None = None,
+        changed_versions: Mapping[str, int] | None = None,
     ) -> None:
         """Append a projection to the log and have the streams that it concerns send it."""
-        scopes = self.log.apply(changes, trigger_times=trigger_times, resource_versions=resource_versions)
+        scopes = self.log.apply(
+            changes,
+            trigger_times=trigger_times,
+            resource_versions=resource_versions,
+            changed_versions=changed_versions,
+        )
         self._synced.set()
         if not scopes or not self._streams:
             return
@@ -176,6 +184,10 @@ class Hub:
 
 
 _ABSENT = object()
+
+
+def _nothing() -> None:
+    pass
 
 
 class Stream:
@@ -284,6 +296,8 @@ class Stream:
     def _next(self) -> Frames:
         hub = self._hub
         now = hub.clock()
+        if self._idle or not self._sent_revision:
+            hub.refresh()
         frames = self._session.idle_step(now) if self._idle else self._session.next_step(now)
         if frames:
             self._idle = False

@@ -58,9 +58,15 @@ class LocalSession:
         *,
         trigger_times: Mapping[ServiceKey, float] | None = None,
         resource_versions: Mapping[str, int] | None = None,
+        changed_versions: Mapping[str, int] | None = None,
     ) -> None:
         """Append a projection to the log and deliver what it means for the node."""
-        self.log.apply(changes, trigger_times=trigger_times, resource_versions=resource_versions)
+        self.log.apply(
+            changes,
+            trigger_times=trigger_times,
+            resource_versions=resource_versions,
+            changed_versions=changed_versions,
+        )
         self.pump()
 
     def pump(self, *, idle: bool = False) -> None:

@@ -41,6 +41,9 @@ class DeltaLog:
         self.horizon = Revision(0)
         """The oldest revision from which deltas can be made."""
         self.resource_versions: Mapping[str, int] = {}
+        """Up to where each collection is in the head."""
+        self.changed_versions: Mapping[str, int] = {}
+        """Of the newest object or deletion of each."""
         self._scopes: dict[Scope, ScopeState] = {}
         self._revisions: deque[_Revision] = deque()
         self._weight = 0
@@ -67,8 +70,11 @@ class DeltaLog:
         *,
         trigger_times: Mapping[ServiceKey, float] | None = None,
         resource_versions: Mapping[str, int] | None = None,
+        changed_versions: Mapping[str, int] | None = None,
     ) -> frozenset[Scope]:
         """Append one step; returns the scopes that it changed.
+
+        `changed_versions`: those of the newest objects; None: the same as `resource_versions`.
 
         The first call makes revision 1 even when there is nothing at all. Later ones without changes make
         none: resource versions alone travel with the next mark.
@@ -76,6 +82,8 @@ class DeltaLog:
         if resource_versions is not None and resource_versions != self.resource_versions:
             self.resource_versions = dict(resource_versions)
             self._marks.clear()
+        if resource_versions is not None:
+            self.changed_versions = dict(resource_versions if changed_versions is None else changed_versions)
         if not changes and self.synced:
             return frozenset()
         self.revision = Revision(self.revision + 1)
@@ -123,13 +131,19 @@ class DeltaLog:
             known: Mapping[str, int] = {}
             if self.horizon < since < self.revision:
                 known = self._revisions[since - self.horizon - 1].resource_versions
+            moved = {
+                name: version
+                for name, version in self.resource_versions.items()
+                if known.get(name) != version
+            }
             frame = self._marks[key] = mark_frame(
                 revision=self.revision,
                 time_ms=key[1] * 100,
-                resource_versions={
-                    name: version
-                    for name, version in self.resource_versions.items()
-                    if known.get(name) != version
+                resource_versions=moved,
+                changed_versions={
+                    name: self.changed_versions.get(name, 0)
+                    for name, version in moved.items()
+                    if self.changed_versions.get(name, 0) != version
                 },
                 interval_ms=0 if since else interval_ms,
             )

@@ -153,13 +153,20 @@ class Reflector:
         self._status.bad.pop(item.key, None)
         return self._store.upsert(item) if isinstance(item, Seen) else self._store.delete(item)
 
+    def _reached(self) -> None:
+        # With the last piece: what is published in between must not claim the rest.
+        self._status.version, self._status.changed = self._store.version, self._store.changed
+
     async def _deliver(self, events: list[ObjectEvent]) -> None:
         """Hand over in pieces. Nothing here is under a timeout: what the store took must arrive."""
-        self._status.version = self._store.version
         self._status.objects = len(self._store)
         size = self._settings.batch
+        if not events:
+            self._reached()
         for start in range(0, len(events), size):
             piece = events[start : start + size]
+            if start + size >= len(events):
+                self._reached()
             self._outlet.deliver(piece)
             self._status.delivered += len(piece)
             await asyncio.sleep(0)

@@ -59,7 +59,9 @@ class ResourceStatus(msgspec.Struct, kw_only=True):
     last_contact: float | None = None
     """Unix seconds of the last byte from the server (or the last good reading of files)."""
     version: int = 0
-    """The newest resourceVersion seen."""
+    """The newest resourceVersion seen, of which everything was delivered."""
+    changed: int = 0
+    """The resourceVersion of the newest object or deletion that came."""
     objects: int = 0
     lists: int = 0
     streamed_lists: int = 0

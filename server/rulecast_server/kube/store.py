@@ -40,6 +40,8 @@ class Store:
         self._entries: dict[Key, Entry] = {}
         self._older: int | None = None
         self.version = 0
+        self.changed = 0
+        """The version of the newest object or deletion."""
         self.stale = 0
         """How many lists and events were ignored because newer state was known."""
 
@@ -67,6 +69,9 @@ class Store:
             if not (consistent and confirmed):
                 self.stale += 1
                 return None
+        if version < self.version:
+            self.changed = 0
+        self.changed = max((self.changed, *(item.version for item in seen)))
         self._older = None
         old, self._entries = self._entries, {}
         for key in keep:
@@ -90,7 +95,7 @@ class Store:
         if item.version and item.version <= known:
             self.stale += 1
             return None
-        self.reach(item.version)
+        self._change(item.version)
         return self._put(item, held)
 
     def delete(self, gone: Gone) -> ObjectEvent | None:
@@ -99,7 +104,7 @@ class Store:
         if held is not None and gone.version and gone.version < held.version:
             self.stale += 1
             return None
-        self.reach(gone.version)
+        self._change(gone.version)
         if held is None:
             return None
         del self._entries[gone.key]
@@ -108,6 +113,10 @@ class Store:
     def reach(self, version: int) -> None:
         """Everything up to this version was seen."""
         self.version = max(self.version, version)
+
+    def _change(self, version: int) -> None:
+        self.reach(version)
+        self.changed = max(self.changed, version)
 
     def _put(self, item: Seen, held: Entry | None) -> ObjectEvent | None:
         if held is not None and same_rules(held.object, item.object):
