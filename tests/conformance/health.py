@@ -15,8 +15,9 @@ from tests.conformance.compare import Difference, Seen
 from tests.conformance.generate import State
 from tests.conformance.places import FAMILIES, NODES
 from tests.conformance.twins import Side, Twins
+from tests.netns.cluster import SLOWNESS
 
-PATIENCE = 5.0
+PATIENCE = 5.0 * SLOWNESS
 _TIMEOUT = 1.0
 _CLIENTS = {"n1": "outside", "n2": "outside2"}
 _THREADS = 32

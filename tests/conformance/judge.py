@@ -14,17 +14,18 @@ from tests.conformance.compare import Difference, agree, seen
 from tests.conformance.places import FAMILIES
 from tests.conformance.twins import Side, Twins
 from tests.conformance.wanted import Endpoint, Port, Slice, Wanted
+from tests.netns.cluster import SLOWNESS
 from tests.netns.objects import CLUSTER_IP, Object, frontend
 
-SETTLING = 30.0
-AGREEING = 5.0
+SETTLING = 30.0 * SLOWNESS
+AGREEING = 5.0 * SLOWNESS
 """Seconds of patience; only ever used up when something is broken."""
 _TRIES = 7
 # All of four equal backends, but for one case in a million.
 _SURE = 54
-_SHORT = 0.35
+_SHORT = 0.35 * SLOWNESS
 # An ICMP error does not end connect() of TCP over IPv6 before the second SYN, a second later.
-_LONG = 2.3
+_LONG = max(2.3, 2 * _SHORT)
 _MARKER = 250
 _RULESETS = {
     "nft": ("nft", "list", "ruleset"),
@@ -61,7 +62,7 @@ class Judge:
         end = time.monotonic() + SETTLING
         while todo:
             answers = run_probes(
-                Probe(side.client(client).namespace, address, port, timeout=0.15)
+                Probe(side.client(client).namespace, address, port, timeout=0.15 * SLOWNESS)
                 for side, client, address in todo
             )
             todo = [

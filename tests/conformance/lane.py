@@ -66,6 +66,7 @@ def play_all(setup: Setup, seeds: Iterator[int]) -> Iterator[Report]:
                     _play(judge, setup, report, before)
                 except Exception:
                     report.lines.append(traceback.format_exc())
+                    report.lines.append(f"rulesets: {judge.save(_evidence(setup, seed))}")
                     yield report
                     break
                 yield report
@@ -75,13 +76,18 @@ def play_all(setup: Setup, seeds: Iterator[int]) -> Iterator[Report]:
                 before, seed = seed, following
 
 
+def _evidence(setup: Setup, seed: int) -> Path:
+    judge = "" if setup.judge == setup.mode else f"-judged-in-{setup.judge}"
+    return setup.evidence / f"{setup.mode}{judge}-seed-{seed}"
+
+
 def _play(judge: Judge, setup: Setup, report: Report, before: int | None) -> None:
     whole = scenario(report.seed, services=setup.services, steps=setup.steps)
     step, found = _first_difference(judge, whole, whole, setup.judge, report.counts)
     report.counts["scenarios"] += 1
     if not found:
         return
-    saved = judge.save(setup.evidence / f"{setup.mode}-seed-{report.seed}")
+    saved = judge.save(_evidence(setup, report.seed))
     # Most often the services in question are enough, and easier to read.
     few = whole.only(*(each.case.service for each in found))
     again, still = _first_difference(judge, few, whole, setup.judge, Counter())

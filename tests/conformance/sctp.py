@@ -101,6 +101,9 @@ def _seen(listener: socket.socket, name: str) -> dict[int, Answer]:
             data, peer = listener.recvfrom(4096)
             if listener.family == socket.AF_INET:
                 data = data[(data[0] & 15) * 4 :]
+            if len(data) < _HEAD.size + _INIT.size:
+                # A kernel that has SCTP says that nobody listens.
+                continue
             source, port, _, _ = _HEAD.unpack_from(data)
             kind, _, _, tag, *_ = _INIT.unpack_from(data, _HEAD.size)
             if kind == 1:

@@ -12,9 +12,10 @@ from rulecast.model import Protocol
 from tests.conformance.cases import Case
 from tests.conformance.compare import STAYS, Difference, Seen
 from tests.conformance.twins import Side, Twins
+from tests.netns.cluster import SLOWNESS
 from tests.netns.flows import Flow, tcp, udp
 
-PATIENCE = 3.0
+PATIENCE = 3.0 * SLOWNESS
 MOST = 12
 """Pairs of flows at a time."""
 _TRIES = 6
