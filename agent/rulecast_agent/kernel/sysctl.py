@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Protocol
 
 _LOG = logging.getLogger(__name__)
-_PROC = Path("/proc/sys")
+# A container's own is read-only; the host's can be mounted beside it (deploy/base/agent.yaml).
+_PROC = Path(os.environ.get("RULECAST_PROC_SYS", "/proc/sys"))
 _HASH_SIZE = Path("/sys/module/nf_conntrack/parameters/hashsize")
 
 
