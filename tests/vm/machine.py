@@ -64,11 +64,10 @@ def kernel() -> Path:
         raise Unavailable(f"User Mode Linux is for x86_64, this machine is {platform.machine()}")
     if os.geteuid():
         raise Unavailable("only root can read all that the virtual machine shows")
-    done = subprocess.run([_BUILD], stdout=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run([_BUILD], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise Unavailable(
-            "the virtual machine's kernel cannot be built here (tests/vm/build-kernel says why)"
-        )
+        why = done.stderr.strip().splitlines() or [f"exit {done.returncode}"]
+        raise Unavailable(f"no kernel for the virtual machine: {why[-1]} (tests/vm/build-kernel)")
     return CHECKOUT / done.stdout.strip()
 
 
