@@ -31,6 +31,7 @@ _RULESETS = {
     "nft": ("nft", "list", "ruleset"),
     "iptables": ("iptables-legacy-save",),
     "ip6tables": ("ip6tables-legacy-save",),
+    "ipvs": ("sh", "-c", "cat /proc/net/ip_vs /proc/net/ip_vs_conn 2>&- || true"),
 }
 _source_ports = itertools.cycle(range(33000, 64000))
 

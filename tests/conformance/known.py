@@ -114,16 +114,23 @@ KNOWN: Mapping[str, Known] = {
 def contested(difference: Difference, states: Sequence[Sequence[Wanted]]) -> str | None:
     """The name of what explains a difference at a frontend that Services share now, or did a step before.
 
+    A Service that names its own cluster IP as an external one shares it with itself.
+
     Ours is right only if who answers there is an endpoint of the Service that holds it.
     """
     case = difference.case
     claims = [[each for each in services if serves(each, case)] for services in states]
-    if all(len(each) < 2 for each in claims):
+    if all(len(each) < 2 and not any(_names_its_own(one, case) for one in each) for each in claims):
         return None
     backends = {who.partition(":")[0] for who, source in difference.ours.outcomes if source}
     if backends and not (claims[-1] and backends <= _backends(_holder(claims[-1], case))):
         return None
     return CONTESTED
+
+
+def _names_its_own(service: Wanted, case: Case) -> bool:
+    own = service.addresses(case.family).get(CLUSTER_IP) == case.address
+    return own and case.address in service.shared_addresses(case.family)
 
 
 def _holder(claims: Sequence[Wanted], case: Case) -> Wanted:

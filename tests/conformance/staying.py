@@ -1,6 +1,7 @@
 """Connections and UDP flows that stay while everything around them changes."""
 
 import contextlib
+import errno
 import itertools
 import time
 from collections import Counter
@@ -69,7 +70,7 @@ class Staying(contextlib.AbstractContextManager["Staying"]):
         return [Difference(pair.case, *seen) for pair, seen in became.items() if seen[0] != seen[1]]
 
     def _ask(self, pairs: Sequence[Pair]) -> dict[Pair, tuple[Seen, Seen]]:
-        answers = list(self._pool.map(Flow.ask_where, (flow for pair in pairs for flow in pair.flows)))
+        answers = list(self._pool.map(_answer, (flow for pair in pairs for flow in pair.flows)))
         return {
             pair: (_became(pair.backend, ours), _became(pair.backend, theirs))
             for pair, ours, theirs in zip(pairs, answers[::2], answers[1::2], strict=True)
@@ -116,6 +117,14 @@ class Staying(contextlib.AbstractContextManager["Staying"]):
         for pair in pairs:
             for flow in pair.flows:
                 flow.__exit__()
+
+
+def _answer(flow: Flow) -> str:
+    try:
+        return flow.ask_where()
+    except OSError as error:
+        # An ICMP error of routing.
+        return "dropped" if error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH) else "refused"
 
 
 def _became(backend: str, answer: str) -> Seen:

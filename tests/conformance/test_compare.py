@@ -11,7 +11,7 @@ from tests.conformance.cases import Case
 from tests.conformance.compare import STAYS, Difference, Seen, agree, seen
 from tests.conformance.known import KNOWN, contested, known
 from tests.conformance.wanted import Endpoint, Port, Slice, Wanted
-from tests.netns.objects import EXTERNAL_IP
+from tests.netns.objects import CLUSTER_IP, EXTERNAL_IP
 
 SERVICE = Wanted(1, "LoadBalancer", (Family.IPV4,), (Port("", 80, "TCP", 8080, 0),), ingress=(("", "VIP"),))
 DROPPED = Answer(Verdict.DROPPED, None)
@@ -123,6 +123,14 @@ def test_at_a_shared_frontend_ours_has_to_be_the_one_that_holds_it(
 ) -> None:
     found = difference("203.0.114.201", seen([reached(f"{ours}")]), seen([reached("C")]))
     assert (contested(found, states) is not None) is is_known
+
+
+def test_a_cluster_ip_that_its_service_names_as_an_external_one_is_shared() -> None:
+    found = Difference(
+        Case(2, "outside", "10.96.0.2", 80, Protocol.TCP), seen([reached("A")]), seen([DROPPED])
+    )
+    assert contested(found, [[SHARING]]) is None
+    assert contested(found, [[dataclasses.replace(SHARING, shared=((CLUSTER_IP, 2),))]]) is not None
 
 
 @pytest.mark.parametrize(
