@@ -117,6 +117,9 @@ def run(
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, 9)
             output, _ = process.communicate()
+        except BaseException:
+            os.killpg(process.pid, 9)
+            raise
         code = shared / "code"
         found = int(code.read_text()) if code.exists() else 124
     return Result(found, output or "", time.monotonic() - begin)

@@ -12,7 +12,8 @@ INSIDE = {
 }
 
 
-@pytest.mark.timeout(900)
+# The first may have to wait for its kernel to be built.
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("files", INSIDE.values(), ids=INSIDE)
 def test_ipvs_mode(booted: None, files: list[str]) -> None:
     command = " ".join([".venv/bin/python -m pytest -q -p no:cacheprovider --durations=5", *files])
