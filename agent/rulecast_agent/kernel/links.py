@@ -46,37 +46,48 @@ class Dummy:
     def __init__(self, name: str) -> None:
         """Raises NetlinkFailed."""
         self._name = name
+        self._index = 0
         self._netlink = NetlinkBatch(0, f"interface {name}", strict=True)
 
     def close(self) -> None:
         """Close the socket; the interface stays."""
         self._netlink.close()
 
-    def index(self) -> int | None:
-        """None when it is not there. Raises NetlinkFailed."""
-        body = _LINK.pack(0, 0, 0, 0, 0) + attribute(3, self._name.encode() + b"\0")
-        try:
-            return int(_LINK.unpack_from(self._netlink.ask(Request(_GET_LINK, 0, body)))[2])
-        except NetlinkFailed as error:
-            if error.code == errno.ENODEV:
-                return None
-            raise
+    def find(self) -> bool:
+        """Look whether it is there. Raises NetlinkFailed."""
+        self._index, _ = self._look()
+        return bool(self._index)
 
-    def ensure(self) -> int:
-        """Make it and set it up, without ARP; its index. Raises NetlinkFailed."""
-        index = self.index()
-        if index is None:
-            body = _LINK.pack(0, 0, 0, _UP | _NO_ARP, _UP | _NO_ARP)
+    def ensure(self) -> bool:
+        """Have it, up and without ARP; whether it had to be made or set up. Raises NetlinkFailed."""
+        before, self._index = self._index, 0
+        found, up = self._look()
+        if not (found and up):
+            # Of one that is there, only the flags count.
+            body = _LINK.pack(0, 0, found, _UP | _NO_ARP, _UP | _NO_ARP)
             body += attribute(3, self._name.encode() + b"\0") + nested(18, attribute(1, b"dummy\0"))
-            failed = self._netlink.send([Request(_NEW_LINK, CREATE | EXCLUSIVE, body)])
+            failed = self._netlink.send([Request(_NEW_LINK, 0 if found else CREATE | EXCLUSIVE, body)])
             if failed:
                 raise NetlinkFailed(failed[0], f"making the interface {self._name} (module dummy)")
-            index = self.index()
-            assert index is not None
-        return index
+        self._index = found or self._look()[0]
+        return not up or self._index != before
 
-    def addresses(self, index: int, family: Family, *, table: int = LOCAL_TABLE) -> set[str]:
+    def _look(self) -> tuple[int, bool]:
+        """Its index, 0 when it is not there, and whether it is up."""
+        body = _LINK.pack(0, 0, 0, 0, 0) + attribute(3, self._name.encode() + b"\0")
+        try:
+            _, _, index, flags, _ = _LINK.unpack_from(self._netlink.ask(Request(_GET_LINK, 0, body)))
+        except NetlinkFailed as error:
+            if error.code == errno.ENODEV:
+                return 0, False
+            raise
+        return index, bool(flags & _UP)
+
+    def addresses(self, family: Family, *, table: int = LOCAL_TABLE) -> set[str]:
         """The addresses that are local by its routes in a table. Raises NetlinkFailed."""
+        index = self._index
+        if not index:
+            return set()
         found = set()
         body = _ROUTE.pack(_AF[family], *(0,) * 8)
         # The kernel looks only at these: a node may hold a million routes of others.
@@ -100,7 +111,6 @@ class Dummy:
 
     def change(
         self,
-        index: int,
         family: Family,
         *,
         add: Iterable[str],
@@ -112,7 +122,9 @@ class Dummy:
         changes += [(address, _DEL_ROUTE, 0) for address in remove]
         scope = _SCOPE_HOST if family is Family.IPV4 else 0
         header = _ROUTE.pack(_AF[family], _BITS[family], 0, 0, 0, _STATIC, scope, _LOCAL, 0)
-        where = attribute(_INDEX, struct.pack("=I", index)) + attribute(_TABLE, struct.pack("=I", table))
+        where = attribute(_INDEX, struct.pack("=I", self._index)) + attribute(
+            _TABLE, struct.pack("=I", table)
+        )
         requests = [
             Request(kind, flags, header + attribute(_DESTINATION, ip_address(address).packed) + where)
             for address, kind, flags in changes
@@ -123,10 +135,10 @@ class Dummy:
 
     def delete(self) -> bool:
         """Delete it with all its routes; whether it was there."""
-        index = self.index()
-        if index is None:
+        if not self.find():
             return False
-        self._netlink.send([Request(_DEL_LINK, 0, _LINK.pack(0, 0, index, 0, 0))])
+        self._netlink.send([Request(_DEL_LINK, 0, _LINK.pack(0, 0, self._index, 0, 0))])
+        self._index = 0
         return True
 
 

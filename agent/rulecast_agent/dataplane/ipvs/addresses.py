@@ -22,19 +22,17 @@ class Routing(NamedTuple):
     """What both families share."""
 
     dummy: Dummy
-    link: int
-    """Index of our interface."""
     rules: RoutingRules
     mark: int
     """The bit of packets that are to be delivered here, whosever address they are sent to."""
 
 
-def local_addresses(dummy: Dummy, link: int, family: Family) -> set[LocalAddress]:
+def local_addresses(dummy: Dummy, family: Family) -> set[LocalAddress]:
     """What is local by routes of our interface."""
     return {
         LocalAddress(address, table == MARKED_TABLE)
         for table in (LOCAL_TABLE, MARKED_TABLE)
-        for address in dummy.addresses(link, family, table=table)
+        for address in dummy.addresses(family, table=table)
     }
 
 
@@ -43,7 +41,7 @@ class Addresses:
 
     def __init__(self, *, family: Family, routing: Routing) -> None:
         self._family = family
-        self._dummy, self._link, self._rules, mark = routing
+        self._dummy, self._rules, mark = routing
         self._rule = MarkRule(_PRIORITY, mark, MARKED_TABLE)
         self.held: set[LocalAddress] = set()
         """Those that the kernel has."""
@@ -51,7 +49,7 @@ class Addresses:
 
     def read(self) -> None:
         """Believe what the kernel has."""
-        self.held = local_addresses(self._dummy, self._link, self._family)
+        self.held = local_addresses(self._dummy, self._family)
         self._leaving &= self.held
 
     def differences(self, wanted: Collection[LocalAddress]) -> dict[LocalAddress, bool]:
@@ -108,7 +106,7 @@ class Addresses:
                 continue
             texts = sorted(one.address for one in mine)
             failed = self._dummy.change(
-                self._link, self._family, add=texts if add else (), remove=() if add else texts, table=table
+                self._family, add=texts if add else (), remove=() if add else texts, table=table
             )
             if add:
                 self.held.update(one for one in mine if one.address not in failed)

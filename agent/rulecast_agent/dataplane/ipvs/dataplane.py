@@ -122,6 +122,9 @@ class IpvsDataplane:
             mended = [
                 f"the routing rule, {name.name}" for name, each in self._families.items() if each.mend_rule()
             ]
+            if self._dummy is not None and self._dummy.ensure():
+                mended.append(f"the interface {INTERFACE}")
+                self._unknown = True
             for family in self._families.values():
                 if family.local_addresses_changed() and self._host is not None:
                     family.rehost(self._host)
@@ -152,11 +155,11 @@ class IpvsDataplane:
                     raise
             socket = self._nft_socket()
             dummy, routing_rules = Dummy(INTERFACE), RoutingRules()
-            link = dummy.index()
+            dummy.find()
             for family in Family:
                 packets = PacketTable(family=family, socket=socket, nft=self._nft)
                 held: Mapping[Element, Value] = packets.elements() if packets.there() else {}
-                addresses = local_addresses(dummy, link, family) if link is not None else set()
+                addresses = local_addresses(dummy, family)
                 if self._ipvs is not None:
                     servers = Servers(self._ipvs)
                     ours = functools.partial(is_ours, family=family, held=held, addresses=addresses)
@@ -230,7 +233,8 @@ class IpvsDataplane:
         if any(self._options.timeouts):
             ipvs.commit([ipvs.set_timeouts(self._options.timeouts)])
         self._dummy, self._rules = self._dummy or Dummy(INTERFACE), self._rules or RoutingRules()
-        routing = Routing(self._dummy, self._dummy.ensure(), self._rules, self._options.route_mark)
+        self._dummy.ensure()
+        routing = Routing(self._dummy, self._rules, self._options.route_mark)
         servers = Servers(ipvs)
         families = {}
         socket = self._nft_socket()
