@@ -4,6 +4,7 @@ Exit codes: 0 both sides always agreed, 1 they did not, 2 the machine cannot do 
 """
 
 import argparse
+import signal
 import sys
 import time
 from collections import Counter
@@ -32,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         flags.kube_proxy, flags.mode, flags.judge or flags.mode, flags.services, flags.steps, flags.evidence
     )
     seeds = [first + index for first in flags.seed for index in range(flags.count)]
+    # Lanes and their labs end with this process.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     started = time.monotonic()
     counts: Counter[str] = Counter()
     failed: list[int] = []

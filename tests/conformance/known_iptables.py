@@ -1,12 +1,13 @@
 """Where kube-proxy's iptables mode differs from its nftables mode, which ours follows in every mode."""
 
+import ipaddress
 from collections.abc import Mapping
 
-from tests.conformance.cases import Case, endpoints_of, vips
+from tests.conformance.cases import Case, endpoints_of, serves, vips
 from tests.conformance.compare import Difference, Known, Seen
 from tests.conformance.places import BACKENDS, NODES, SECOND
 from tests.conformance.wanted import Wanted, usable
-from tests.netns.objects import CLUSTER_IP, EXTERNAL_IP, VIP
+from tests.netns.objects import CLUSTER_IP, EXTERNAL_IP, SERVICE_CIDRS, VIP
 
 _REFUSED = Seen(frozenset({("refused", "")}))
 _LOST = (Seen(frozenset({("dropped", "")})), Seen(frozenset({("unreachable", "")})))
@@ -21,6 +22,17 @@ def _port_without_service(difference: Difference, service: Wanted | None, _: Wan
         and not _has_port(service, case)
         and difference.ours == _REFUSED
         and difference.theirs in _LOST
+    )
+
+
+def _address_without_service(difference: Difference, service: Wanted | None, _: Wanted | None) -> bool:
+    """An address of the service CIDRs that no service has: ours drops, theirs lets it find no way."""
+    case = difference.case
+    return (
+        ipaddress.ip_address(case.address) in ipaddress.ip_network(SERVICE_CIDRS[case.family])
+        and (service is None or not serves(service, case))
+        and difference.ours == _LOST[0]
+        and difference.theirs == _LOST[1]
     )
 
 
@@ -102,6 +114,11 @@ KNOWN: Mapping[str, Known] = {
     name: Known(row, explains, "iptables")
     for name, row, explains in (
         ("port without a service", "a port of a cluster IP that no Service has", _port_without_service),
+        (
+            "address without a service",
+            "an address of the service CIDRs that no Service has",
+            _address_without_service,
+        ),
         (
             "own packets to an external address",
             "a node's own packets to an external address",

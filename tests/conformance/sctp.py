@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 
 from rulecast.lab import Answer, Host, Lab, Probe, Reached, Verdict
-from tests.conformance.places import BACKENDS
+from tests.conformance.places import BACKENDS, NODE_PORTS, NODES, PORTS
 from tests.netns.raw import crc32c
 
 _SCTP = 132
@@ -106,8 +106,10 @@ def _seen(listener: socket.socket, name: str) -> dict[int, Answer]:
                 continue
             source, port, _, _ = _HEAD.unpack_from(data)
             kind, _, _, tag, *_ = _INIT.unpack_from(data, _HEAD.size)
-            if kind == 1:
+            if kind == 1 and port in (NODE_PORTS if name in NODES else PORTS):
                 found[tag] = Answer(Verdict.REACHED, Reached(name, peer[0], source, port))
+            elif kind == 1:
+                found[tag] = Answer(Verdict.REFUSED, None, f"nobody listens on {name}:{port}")
     return found
 
 
