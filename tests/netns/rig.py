@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from rulecast.lab import Host, Lab, Namespace, Node, Probe, run_probes
 from rulecast_agent.kernel.nft_netlink import NftSocket
-from tests.netns.cluster import DEFAULT_FLAGS, MODE, MODE_FLAGS, eventually
+from tests.netns.cluster import DEFAULT_FLAGS, MODE, MODE_FLAGS, SLOWNESS, eventually
 from tests.netns.objects import Object, Svc, node_objects, service_cidrs
 
 GRPC_PORT = 9443
@@ -60,11 +60,11 @@ class Process:
     def stop(self, patience: float = 5.0) -> int:
         """SIGTERM; the exit code. Raises TimeoutExpired when it does not go."""
         self.popen.send_signal(signal.SIGTERM)
-        return self.popen.wait(patience)
+        return self.popen.wait(patience * SLOWNESS)
 
     def exit_code(self, patience: float = 10.0) -> int:
         """Wait until it ends by itself."""
-        return self.popen.wait(patience)
+        return self.popen.wait(patience * SLOWNESS)
 
     def until_logged(self, text: str, patience: float = 20.0) -> None:
         """Wait until a text is in the log."""

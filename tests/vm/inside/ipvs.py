@@ -242,6 +242,8 @@ class TestOthers:
             rig.n1.namespace.run("nft", "flush ruleset")
             for family in BOTH:
                 rig.n1.namespace.run("ip", f"-{int(family)}", "rule", "del", "priority", "300")
+            rig.n1.namespace.run("ip", "link", "del", "rulecast-ipvs0")
+            rig.eventually(lambda: "rulecast-ipvs0" in rig.n1.namespace.run("ip", "link"), 35)
             rig.eventually(lambda: all(len(weights(rig, cluster_ip(family))) == 2 for family in BOTH), 35)
             rig.eventually(lambda: "rulecast-ipvs" in rig.ruleset(), 35)
             until_in(rig)
