@@ -16,6 +16,8 @@ import msgspec
 
 ROOT = Path(__file__).parents[2]
 _CAPABILITIES = "--bounding-set=-all"
+_IMAGE = {"PATH": os.environ["PATH"], "HOME": "/", "PYTHONDONTWRITEBYTECODE": "1"}
+"""What the image sets, but for where programs are."""
 
 
 class Mount(msgspec.Struct, frozen=True):
@@ -42,16 +44,19 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def start(container: Container, namespace: str, log: Path, **options: object) -> subprocess.Popen[bytes]:
-    """Run it in a network namespace; the process that is returned is the command itself."""
+    """Run it in a network namespace, or beside us when that is empty; the process is the command itself."""
     script = "\n".join(_script(container))
-    command = ["ip", "netns", "exec", namespace, "unshare", "--mount", "--propagation", "private"]
+    # Whoever could change rules gets a namespace.
+    assert namespace or not container.capabilities
+    network = ["ip", "netns", "exec", namespace] if namespace else []
+    command = [*network, "unshare", "--mount", "--propagation", "private"]
     with log.open("ab") as output:
         return subprocess.Popen(
             [*command, "sh", "-ec", script],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
-            env={"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1", **container.environment},
+            env={**_IMAGE, **container.environment},
             **options,  # type: ignore[call-overload]
         )
 
@@ -88,7 +93,8 @@ def _script(container: Container) -> Iterable[str]:
         yield f"mkdir -p {root}{hidden}"
         yield f"mount -t tmpfs none {root}{hidden}"
     for mount in container.mounts:
-        source, target = shlex.quote(mount.source), shlex.quote(root + mount.target)
+        # A link such as /var/run would lead out of the container's tree.
+        source, target = shlex.quote(mount.source), shlex.quote(root + os.path.realpath(mount.target))
         make = "mkdir -p" if Path(mount.source).is_dir() else "touch"
         yield f"mkdir -p $(dirname {target}); {make} {target}"
         yield f"mount --bind {source} {target}"

@@ -74,13 +74,21 @@ class ApiServer:
             self._process.wait()
             self._process = None
 
-    def request(self, method: str, path: str, body: object = None, kind: str = "application/json") -> Object:
-        """One request as the administrator. Raises URLError."""
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        kind: str = "application/json",
+        *,
+        token: str = _TOKEN,
+    ) -> Object:
+        """One request, as the administrator unless a token is given. Raises URLError."""
         request = urllib.request.Request(
             self.url + path,
             data=None if body is None else json.dumps(body).encode(),
             method=method,
-            headers={"Authorization": f"Bearer {_TOKEN}", "Content-Type": kind},
+            headers={"Authorization": f"Bearer {token}", "Content-Type": kind},
         )
         with urllib.request.urlopen(request, context=_TLS, timeout=30) as answer:
             text = answer.read()
