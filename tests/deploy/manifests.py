@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 MODES = ("nftables", "iptables", "ipvs")
 CERTS = ("self-signed", "cert-manager")
+OTHERS = ("monitoring", "node-by-node")
 KUBECTL = shutil.which("kubectl")
 KINDS_OF_OTHERS = ("cert-manager.io", "monitoring.coreos.com")
 """Groups that a plain API server does not know."""
@@ -37,7 +38,7 @@ def render(*components: str) -> tuple[Object, ...]:
 
 def choices() -> list[tuple[str, ...]]:
     """Every combination of one mode and one source of certificates, with all else there is."""
-    return [(f"mode-{mode}", f"certs-{certs}", "monitoring") for mode in MODES for certs in CERTS]
+    return [(f"mode-{mode}", f"certs-{certs}", *OTHERS) for mode in MODES for certs in CERTS]
 
 
 def find(objects: Sequence[Object], kind: str, name: str) -> Object:

@@ -308,3 +308,18 @@ def _no_duplicates(node: yaml.Node | None, path: Path) -> None:
     elif isinstance(node, yaml.SequenceNode):
         for value in node.value:
             _no_duplicates(value, path)
+
+
+def test_every_component_is_rendered_by_some_choice_and_named_in_the_documentation() -> None:
+    there = {path.parent.name for path in DEPLOY.glob("components/*/kustomization.yaml")}
+    assert {name for components in choices() for name in components} == there
+    text = (DEPLOY.parent / "docs" / "deploy.md").read_text() + (DEPLOY / "kustomization.yaml").read_text()
+    for name in there:
+        assert f"`{name}`" in text
+        assert f"components/{name}" in text
+
+
+def test_a_cluster_is_moved_node_by_node_by_one_label() -> None:
+    moved = dict(pods(render(*choices()[0])))["DaemonSet/rulecast-agent"]["spec"]["nodeSelector"]
+    everywhere = dict(pods(render()))["DaemonSet/rulecast-agent"]["spec"]["nodeSelector"]
+    assert moved == {**everywhere, "rulecast/agent": "on"}
