@@ -9,16 +9,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from bench import fanout, kernel, line, wire
+from tests.vm.machine import Unavailable
+
+from bench import budgets, fanout, kernel, line, machine, modes, wire
 from rulecast.log import configure
 
 _RESULTS = Path(__file__).parent / "results"
 _INSIDE = "RULECAST_BENCH_NAMESPACE"
-_IPTABLES_LIMIT = 10_000
-"""Services beyond which a run of iptables is not worth its minutes."""
 Row = dict[str, float]
 
 
@@ -33,11 +33,18 @@ def main() -> int:
     }
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(parts)}; all by default")
     parser.add_argument("--sizes", type=_numbers, default=(100, 1000, 10_000, 50_000), metavar="N,…")
-    parser.add_argument("--modes", type=_modes, default=tuple(kernel.MODES), metavar="MODE,…")
+    parser.add_argument(
+        "--modes",
+        type=_modes,
+        default=tuple(modes.MODES),
+        metavar="MODE,…",
+        help=f"of {', '.join(modes.MODES)}",
+    )
     parser.add_argument("--agents", type=_numbers, default=(200, 1000), metavar="N,…")
     parser.add_argument("--changes", type=int, default=100, help="single changes to time at each size")
     parser.add_argument("--seconds", type=float, default=20.0, help="of changes to many agents")
     parser.add_argument("--save", action="store_true", help="write bench/results/PART.json")
+    parser.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
     flags = parser.parse_args()
     if unknown := [name for name in flags.parts if name not in parts]:
         parser.error(f"no such part: {', '.join(unknown)}")
@@ -55,7 +62,11 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as directory:
             load = os.getloadavg()[0]
             columns = parts[name](flags, Path(directory))
+        if flags.json:
+            machine.tell(columns)
+            continue
         _print(name, columns)
+        print("\n".join(budgets.lines(name, columns)), flush=True)
         if flags.save:
             _write(name, columns, load)
     return 0
@@ -66,10 +77,10 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _modes(text: str) -> tuple[str, ...]:
-    modes = tuple(text.split(","))
-    if unknown := [mode for mode in modes if mode not in kernel.MODES]:
+    chosen = tuple(text.split(","))
+    if unknown := [mode for mode in chosen if mode not in modes.MODES]:
         raise argparse.ArgumentTypeError(f"no such mode: {', '.join(unknown)}")
-    return modes
+    return chosen
 
 
 def _wire(flags: argparse.Namespace, _work: Path) -> dict[str, Row]:
@@ -77,27 +88,52 @@ def _wire(flags: argparse.Namespace, _work: Path) -> dict[str, Row]:
 
 
 def _kernel(flags: argparse.Namespace, _work: Path) -> dict[str, Row]:
-    return {
-        f"{mode} {size}": kernel.measure(mode, size, endpoints=3)
-        for mode in flags.modes
-        for size in flags.sizes
-        if mode == "nftables" or size <= _IPTABLES_LIMIT
-    }
+    def measure(mode: str, sizes: Sequence[int]) -> dict[str, Row]:
+        return {f"{mode} {size}": kernel.measure(mode, size, endpoints=3) for size in sizes}
+
+    return _of_modes("kernel", flags, measure, [mode for mode in flags.modes if mode in kernel.MODES])
 
 
 def _line(flags: argparse.Namespace, work: Path) -> dict[str, Row]:
-    found: dict[str, Row] = {}
-    for mode in flags.modes:
-        smallest: Row = {}
-        for size in flags.sizes:
-            if mode != "nftables" and size > _IPTABLES_LIMIT:
-                continue
+    def measure(mode: str, sizes: Sequence[int]) -> dict[str, Row]:
+        found: dict[str, Row] = {}
+        for size in sizes:
             row = line.measure(mode, size, endpoints=3, changes=flags.changes, work=work)
-            smallest = smallest or row
-            for name in ("connect p50 us", "change p50"):
-                if name in row:
-                    row[f"{name}, ratio to {flags.sizes[0]}"] = row[name] / smallest[name]
             found[f"{mode} {size}"] = row
+            smallest = found[f"{mode} {sizes[0]}"]
+            for name in ("connect p50 us", "connect p99 us", "change p50"):
+                if name in row:
+                    row[f"{name}, ratio to {sizes[0]}"] = row[name] / smallest[name]
+        return found
+
+    columns = _of_modes("line", flags, measure, flags.modes)
+    for head, row in columns.items():
+        theirs = columns.get(f"kube-proxy-{head}", {})
+        for name in ("agent spawn to answering", "change p50", "agent CPU a change", "connect p50 us"):
+            if name in row and name in theirs:
+                row[f"{name}, kube-proxy's to ours"] = theirs[name] / row[name]
+    return columns
+
+
+def _of_modes(
+    part: str,
+    flags: argparse.Namespace,
+    measure: Callable[[str, Sequence[int]], dict[str, Row]],
+    chosen: Sequence[str],
+) -> dict[str, Row]:
+    """The columns of each mode that can be measured here; why another cannot is said."""
+    found: dict[str, Row] = {}
+    for mode in chosen:
+        sizes = [size for size in flags.sizes if size <= modes.MODES[mode].limit]
+        if not modes.MODES[mode].ours and modes.kube_proxy() is None:
+            print(f"{part}: no {mode}: not built (make conformance builds it)", flush=True)
+        elif mode == "ipvs" and not machine.has_ipvs():
+            try:
+                found |= machine.measure(part, mode, sizes, changes=flags.changes)
+            except Unavailable as error:
+                print(f"{part}: no {mode}: {error}", flush=True)
+        else:
+            found |= measure(mode, sizes)
     return found
 
 
@@ -112,13 +148,18 @@ def _fanout(flags: argparse.Namespace, work: Path) -> dict[str, Row]:
 
 
 def _print(name: str, columns: Mapping[str, Row]) -> None:
-    rows = list(dict.fromkeys(row for column in columns.values() for row in column))
-    width = max(map(len, rows))
-    heads = [f"{head:>22}" for head in columns]
-    print(f"\n{name:<{width}}{''.join(heads)}")
-    for row in rows:
-        cells = (f"{column[row]:>22,.2f}" if row in column else f"{'':>22}" for column in columns.values())
-        print(f"{row:<{width}}{''.join(cells)}", flush=True)
+    """A table for each mode: all side by side would be too wide to read."""
+    groups: dict[str, dict[str, Row]] = {}
+    for head, column in columns.items():
+        mode = head.partition(" ")[0]
+        groups.setdefault(mode if mode in modes.MODES else "", {})[head] = column
+    for group in groups.values():
+        rows = list(dict.fromkeys(row for column in group.values() for row in column))
+        width = max(map(len, rows)) if rows else 0
+        print(f"\n{name:<{width}}{''.join(f'{head:>34}' for head in group)}")
+        for row in rows:
+            cells = (f"{column[row]:>34,.2f}" if row in column else f"{'':>34}" for column in group.values())
+            print(f"{row:<{width}}{''.join(cells)}", flush=True)
 
 
 def _write(name: str, columns: Mapping[str, Row], load: float) -> None:

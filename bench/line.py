@@ -1,17 +1,18 @@
 """The whole line at one size: server start, agent start, one change, first packets, memory."""
 
+import contextlib
+import errno
 import socket
 import subprocess
-import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
-from bench import objects
+from bench import modes, objects
 from bench.process import Process, quantile
 
 _NETLINK_NETFILTER, _GROUP_NFTABLES = 12, 7
-_NODE = "node-0"
 KUBECONFIG = """apiVersion: v1
 kind: Config
 current-context: bench
@@ -51,8 +52,12 @@ def connect(number: int, timeout: float = 1.0) -> float:
 
 def start_server(api: Process, work: Path) -> Process:
     """A server that watches `api`."""
+    return _start_server(api.hear(), work)
+
+
+def _start_server(url: str, work: Path) -> Process:
     kubeconfig = work / "kubeconfig"
-    kubeconfig.write_text(KUBECONFIG.format(url=api.hear()))
+    kubeconfig.write_text(KUBECONFIG.format(url=url))
     flags = ["--kubeconfig", str(kubeconfig), "--insecure", "--listen", "127.0.0.1:9443"]
     server = Process(["rulecast.cli", "server", *flags, "--http", "127.0.0.1:9440"], log=work / "log")
     try:
@@ -63,48 +68,32 @@ def start_server(api: Process, work: Path) -> Process:
     return server
 
 
-MODE_FLAGS = {
-    "nftables": ("--mode", "nftables"),
-    "iptables-nft": ("--mode", "iptables", "--iptables-backend", "nft"),
-    "iptables-legacy": ("--mode", "iptables", "--iptables-backend", "legacy"),
-}
-
-
-def _start_agent(mode: str, work: Path) -> Process:
-    flags = ["--server", "127.0.0.1:9443", "--insecure", "--node-name", _NODE, *MODE_FLAGS[mode]]
-    flags += ["--http", "127.0.0.1:10256", "--cluster-cidr", "10.0.0.0/8"]
-    return Process(["rulecast.cli", "agent", *flags], log=work / "log")
-
-
-def clean(work: Path) -> None:
-    """Leave no rules of one run to the next."""
-    with (work / "log").open("ab") as log:
-        subprocess.run([sys.executable, "-m", "rulecast.cli", "cleanup"], check=True, stdout=log)
-
-
 def measure(mode: str, services: int, *, endpoints: int, changes: int, work: Path) -> dict[str, float]:
     """Run the line. Times in ms unless named otherwise, memory in MB."""
     found: dict[str, float] = {}
     arguments = ["bench.apiserver", str(services), str(endpoints)]
     backend = Backend()
+    made = modes.MODES[mode]
     try:
-        with (
-            Process(arguments, log=work / "log", talk=True) as api,
-            start_server(api, work) as server,
-            _start_agent(mode, work) as agent,
-        ):
-            found["server spawn to ready"] = server.became_ready * 1000
+        with contextlib.ExitStack() as running:
+            api = running.enter_context(Process(arguments, log=work / "log", talk=True))
+            url = api.hear()
+            processes: dict[str, Process] = {}
+            if made.ours:
+                server = processes["server"] = running.enter_context(_start_server(url, work))
+                found["server spawn to ready"] = server.became_ready * 1000
+            agent = processes["agent"] = running.enter_context(modes.start(mode, work, api=url))
             found["agent spawn to answering"] = _until_answering(agent, services) * 1000
-            agent.ready("http://127.0.0.1:10256/readyz")
+            agent.ready(modes.HEALTH)
             time.sleep(1.0)
-            for name, process in (("server", server), ("agent", agent)):
+            for name, process in processes.items():
                 found[f"{name} MB"], found[f"{name} peak MB"] = process.memory()
-            if mode != "iptables-legacy":
-                found |= _changes(api, agent, server, services, changes)
+            if made.mechanism in ("nftables", "iptables-nft"):
+                found |= _changes(api, processes, services, changes)
             found |= _packets(services)
     finally:
         backend.close()
-        clean(work)
+        modes.clean(mode, work)
     return found
 
 
@@ -121,10 +110,10 @@ def _until_answering(agent: Process, services: int) -> float:
             return time.monotonic() - agent.started
 
 
-def _changes(api: Process, agent: Process, server: Process, services: int, changes: int) -> dict[str, float]:
+def _changes(api: Process, processes: Mapping[str, Process], services: int, changes: int) -> dict[str, float]:
     """Replace one endpoint at a time; the kernel's own notification ends the clock."""
     latencies = []
-    agent_cpu, server_cpu = agent.cpu(), server.cpu()
+    before = {name: process.cpu() for name, process in processes.items()}
     with Changed() as changed:
         for shift in range(1, changes + 1):
             # Beyond the pause that the agent keeps between two writes.
@@ -134,19 +123,16 @@ def _changes(api: Process, agent: Process, server: Process, services: int, chang
             api.say(f"{shift * 7919 % services} {shift}")
             changed.wait()
             latencies.append(time.perf_counter() - begin)
-    return {
-        "change p50": quantile(latencies, 0.5) * 1000,
-        "change p99": quantile(latencies, 0.99) * 1000,
-        "agent CPU a change": (agent.cpu() - agent_cpu) / changes * 1000,
-        "server CPU a change": (server.cpu() - server_cpu) / changes * 1000,
-    }
+    found = {"change p50": quantile(latencies, 0.5) * 1000, "change p99": quantile(latencies, 0.99) * 1000}
+    for name, process in processes.items():
+        found[f"{name} CPU a change"] = (process.cpu() - before[name]) / changes * 1000
+    return found
 
 
 class Changed:
     """Tells when the kernel's rules changed, by its own notification. A context manager.
 
-    Legacy tables notify nobody: their sizes do not change either when an endpoint is replaced, so that
-    mode's `line` has no times of changes.
+    Legacy tables and IPVS notify nobody: those modes' `line` has no times of changes.
     """
 
     def __enter__(self) -> "Changed":
@@ -160,11 +146,14 @@ class Changed:
     def forget(self) -> None:
         """What came until now does not count."""
         self._socket.setblocking(False)
-        try:
-            while self._socket.recv(1 << 16):
-                pass
-        except BlockingIOError:
-            pass
+        while True:
+            try:
+                self._socket.recv(1 << 16)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:  # So much came that some of it is lost: forgotten as well.
+                    raise
 
     def wait(self) -> None:
         """Wait for the next change. Raises TimeoutError."""

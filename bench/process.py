@@ -6,7 +6,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -15,15 +15,24 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Process:
-    """A Python module run as a process, ended with the block."""
+    """A Python module, or with `program` any program, run as a process and ended with the block."""
 
-    def __init__(self, argv: Sequence[str], *, log: Path, talk: bool = False) -> None:
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        log: Path,
+        talk: bool = False,
+        program: bool = False,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.started = time.monotonic()
         self.became_ready = 0.0
         """Seconds from the start until `ready` saw it ready."""
         with log.open("ab") as output:
             self._popen = subprocess.Popen(
-                [sys.executable, "-m", *argv],
+                argv if program else [sys.executable, "-m", *argv],
+                env=environment,
                 stdin=subprocess.PIPE if talk else subprocess.DEVNULL,
                 stdout=subprocess.PIPE if talk else output,
                 stderr=output,
