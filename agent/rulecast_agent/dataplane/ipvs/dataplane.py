@@ -127,7 +127,7 @@ class IpvsDataplane:
                 self._unknown = True
             for family in self._families.values():
                 if family.local_addresses_changed() and self._host is not None:
-                    family.rehost(self._host)
+                    self._owed |= {key: family.views.get(key) for key in family.rehost(self._host).errors}
             if not self._unknown and now < self._verify_at:
                 return Drift(differences=mended, count=len(mended)) if mended else None
             drift = self._verify(mended)
