@@ -135,11 +135,11 @@ class FakeApiServer:
         self._scheme = "https" if tls else "http"
         self.port = self._runner.addresses[0][1]
 
-    async def listen(self, *listening: socket.socket) -> None:
+    async def listen(self, *listening: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Serve on more sockets, of other network namespaces; `start` came first."""
         assert self._runner is not None
         for each in listening:
-            await web.SockSite(self._runner, each).start()
+            await web.SockSite(self._runner, each, ssl_context=tls).start()
 
     async def stop(self) -> None:
         """Close the port and every connection; `start` may follow."""
