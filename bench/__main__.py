@@ -96,18 +96,18 @@ def _kernel(flags: argparse.Namespace, _work: Path) -> dict[str, Row]:
 
 def _line(flags: argparse.Namespace, work: Path) -> dict[str, Row]:
     def measure(mode: str, sizes: Sequence[int]) -> dict[str, Row]:
-        found: dict[str, Row] = {}
-        for size in sizes:
-            row = line.measure(mode, size, endpoints=3, changes=flags.changes, work=work)
-            found[f"{mode} {size}"] = row
-            smallest = found[f"{mode} {sizes[0]}"]
-            for name in ("connect p50 us", "connect p99 us", "change p50"):
-                if name in row:
-                    row[f"{name}, ratio to {sizes[0]}"] = row[name] / smallest[name]
-        return found
+        return {
+            f"{mode} {size}": line.measure(mode, size, endpoints=3, changes=flags.changes, work=work)
+            for size in sizes
+        }
 
     columns = _of_modes("line", flags, measure, flags.modes)
     for head, row in columns.items():
+        mode, _, size = head.partition(" ")
+        smallest = columns.get(f"{mode} {flags.sizes[0]}", {})
+        for name in ("connect p50 us", "connect p99 us", "change p50"):
+            if name in row and name in smallest and int(size) != flags.sizes[0]:
+                row[f"{name}, ratio to {flags.sizes[0]}"] = row[name] / smallest[name]
         theirs = columns.get(f"kube-proxy-{head}", {})
         for name in ("agent spawn to answering", "change p50", "agent CPU a change", "connect p50 us"):
             if name in row and name in theirs:
@@ -129,7 +129,8 @@ def _of_modes(
             print(f"{part}: no {mode}: not built (make conformance builds it)", flush=True)
         elif mode == "ipvs" and not machine.has_ipvs():
             try:
-                found |= machine.measure(part, mode, sizes, changes=flags.changes)
+                for size in sizes:
+                    found |= machine.measure(part, mode, size, changes=flags.changes)
             except Unavailable as error:
                 print(f"{part}: no {mode}: {error}", flush=True)
         else:

@@ -2,6 +2,7 @@
 
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 
@@ -17,7 +18,6 @@ from rulecast_agent.dataplane.ipvs.dataplane import IpvsDataplane
 from rulecast_agent.dataplane.nftables.dataplane import NftablesDataplane
 from rulecast_agent.dataplane.nftables.render import render_ruleset
 from rulecast_agent.kernel.iptables import Backend
-from rulecast_agent.kernel.ipvs import PROTOCOLS, Ipvs, Scheduling, VirtualServer
 
 _CHANGES = 50
 _WARM = 2
@@ -118,31 +118,16 @@ def measure(mode: str, services: int, *, endpoints: int) -> dict[str, float]:
     timed("cleanup", begin)
     second.close()
     if services <= _FLOOR_LIMIT[mode]:
-        found["floor"] = _floor(mode, meant)
+        found["floor"] = _floor(mode, meant, endpoints)
         found["cold load / floor"] = found["cold load"] / found["floor"]
     return found
 
 
-def _raw_requests(meant: dict[ServiceKey, ServiceView]) -> float:
-    ipvs = Ipvs()
-    requests = []
-    for view in meant.values():
-        server = VirtualServer(Family.IPV4, PROTOCOLS["TCP"], view.service.cluster_ip, view.service.port)
-        requests.append(ipvs.add(server, Scheduling("rr")))
-        requests += [ipvs.add_destination(server, endpoint) for endpoint in view.cluster]
-    begin = time.perf_counter()
-    failed = ipvs.commit(requests)
-    spent = (time.perf_counter() - begin) * 1000
-    assert not failed, failed
-    ipvs.commit([ipvs.delete(server) for server in ipvs.services()])
-    ipvs.close()
-    return spent
-
-
-def _floor(mode: str, meant: dict[ServiceKey, ServiceView]) -> float:
+def _floor(mode: str, meant: dict[ServiceKey, ServiceView], endpoints: int) -> float:
     """Milliseconds of the tool with all rules in one text; for IPVS, of the same requests, packed before."""
     if mode == "ipvs":
-        return _raw_requests(meant)
+        argv = [sys.executable, "-m", "bench.ipvs_floor", str(len(meant)), str(endpoints)]
+        return float(subprocess.run(["unshare", "-n", *argv], check=True, stdout=subprocess.PIPE).stdout)
     if mode == "nftables":
         text, command = render_ruleset(meant, _HOST, Family.IPV4), ["nft", "-f", "-"]
     else:
