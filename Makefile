@@ -1,10 +1,10 @@
 # Two commands: `make demo` and `make test`. Each sets up what it needs.
 PY := .venv/bin/python
-# A group of tests may be skipped only where the machine cannot run it; REQUIRE=netns makes such a skip a failure.
+# A group of tests may be skipped only where the machine cannot run it; REQUIRE=netns,vm makes such a skip a failure.
 PROTO := protos/rulecast/v1/rules.proto
 GENERATED := core/rulecast/v1/rules_pb2.py core/rulecast/v1/rules_pb2.pyi core/rulecast/v1/rules_pb2_grpc.py
 
-.PHONY: help setup demo test check unit netns vm lint types layers gen gen-check bench conformance conformance-source clean
+.PHONY: help setup setup-vm demo test beside groups check unit netns vm lint types layers gen gen-check bench conformance conformance-source clean
 
 help:
 	@echo "make demo   a small cluster in network namespaces with real traffic (root)"
@@ -21,7 +21,17 @@ setup:
 demo: setup
 	@.venv/bin/rulecast demo
 
-test: setup check unit netns
+# The virtual machine has one processor and its tests mostly wait: they run beside the others. Its kernel is built
+# in the time that those leave; what cannot be built here is told by the tests, skipped or failed by REQUIRE.
+test: setup setup-vm
+	@$(MAKE) --no-print-directory -j 2 beside groups
+
+beside:
+	@nice -n 19 tests/vm/build-kernel >/dev/null 2>&1 || true
+	$(PY) -m pytest -q tests/vm
+
+groups:
+	@MAKEFLAGS="$(filter-out -j% --jobserver%,$(MAKEFLAGS))" $(MAKE) check unit netns
 
 check: lint types layers gen-check
 
@@ -57,8 +67,11 @@ tables-%:
 	MODE=$* $(PY) -m pytest -q $(addprefix tests/netns/test_,semantics.py variants.py changes.py flows.py odd_packets.py)
 
 # IPVS mode, in a virtual machine whose kernel has it (built once, into build/vm: some minutes).
-vm: setup
+vm: setup-vm
 	$(PY) -m pytest -q tests/vm
+
+setup-vm: setup
+	@.ci/setup vm
 
 bench: setup
 	$(PY) -m bench --save
