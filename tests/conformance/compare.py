@@ -44,6 +44,8 @@ class Known(NamedTuple):
     """Of a difference about a service as it is and as it was a step before."""
     mode: str = ""
     """How the mode of kube-proxy begins; empty: every one."""
+    ours: str = ""
+    """The mode of ours; empty: every one."""
 
 
 def seen(answers: Iterable[Answer]) -> Seen:

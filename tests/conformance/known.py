@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from rulecast.model import Protocol
-from tests.conformance import known_iptables
+from tests.conformance import known_iptables, known_ipvs
 from tests.conformance.cases import Case, endpoints_of, names_of, serves, vips
 from tests.conformance.compare import STAYS, Difference, Known
 from tests.conformance.odd import family_of
@@ -108,6 +108,7 @@ KNOWN: Mapping[str, Known] = {
     "health of other ports": Known("health-check node port of a Service", _health_of_other_ports),
     CONTESTED: Known("two Services claim one external address", lambda *_: False),
     **known_iptables.KNOWN,
+    **known_ipvs.KNOWN,
 }
 
 
@@ -144,9 +145,15 @@ def _backends(service: Wanted) -> set[str]:
     return {endpoint.who for each in service.slices for endpoint in each.endpoints}
 
 
-def known(difference: Difference, service: Wanted | None, before: Wanted | None, mode: str) -> str | None:
+def known(
+    difference: Difference, service: Wanted | None, before: Wanted | None, mode: str, *, ours: str = ""
+) -> str | None:
     """The name of what explains a difference about a service as it is and as it was; None: it was not."""
     for name, each in KNOWN.items():
-        if mode.startswith(each.mode) and each.explains(difference, service, before):
+        if (
+            mode.startswith(each.mode)
+            and each.ours in ("", ours)
+            and each.explains(difference, service, before)
+        ):
             return name
     return None

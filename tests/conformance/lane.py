@@ -83,14 +83,14 @@ def _evidence(setup: Setup, seed: int) -> Path:
 
 def _play(judge: Judge, setup: Setup, report: Report, before: int | None) -> None:
     whole = scenario(report.seed, services=setup.services, steps=setup.steps)
-    step, found = _first_difference(judge, whole, whole, setup.judge, report.counts)
+    step, found = _first_difference(judge, whole, whole, setup, report.counts)
     report.counts["scenarios"] += 1
     if not found:
         return
     saved = judge.save(_evidence(setup, report.seed))
     # Most often the services in question are enough, and easier to read.
     few = whole.only(*(each.case.service for each in found))
-    again, still = _first_difference(judge, few, whole, setup.judge, Counter())
+    again, still = _first_difference(judge, few, whole, setup, Counter())
     if still:
         report.lines += [f"step {again}, with these services alone:", *explained(few, again, still)]
     else:
@@ -101,7 +101,7 @@ def _play(judge: Judge, setup: Setup, report: Report, before: int | None) -> Non
 
 
 def _first_difference(
-    judge: Judge, played: Scenario, asked_of: Scenario, mode: str, counts: Counter[str]
+    judge: Judge, played: Scenario, asked_of: Scenario, setup: Setup, counts: Counter[str]
 ) -> tuple[int, list[Difference]]:
     """The first step with differences that nothing explains, and these.
 
@@ -118,7 +118,7 @@ def _first_difference(
             judge.settle(states[-1].objects())
             services = {each.number: each for each in states[-1].services}
             asked = [each for each in cases(played.seed, asked_of.states[:step]) if each.service in numbers]
-            explains = functools.partial(_explanation, states, mode)
+            explains = functools.partial(_explanation, states, setup)
             found, answered = judge.differences(asked, services, counts, explains)
             found += staying.differences(counts, explains)
             found += health.differences(judge.twins, health.questions(states[-2:]), explains)
@@ -132,13 +132,15 @@ def _first_difference(
     return 0, []
 
 
-def _explanation(states: Sequence[State], mode: str, found: Difference) -> str | None:
+def _explanation(states: Sequence[State], setup: Setup, found: Difference) -> str | None:
     """The name of what explains a difference after the last of these states; None: nothing does."""
     since = next((index for index in range(len(states) - 2, -1, -1) if not states[index].hurried), 0)
     number = found.case.service
     before, *later = (_service(state, number) for state in states[since:])
     # What was there for a moment may have been seen.
-    names = (known(found, service, before, mode) for service in reversed(later or [before]))
+    names = (
+        known(found, service, before, setup.judge, ours=setup.mode) for service in reversed(later or [before])
+    )
     return next(filter(None, names), None) or contested(found, [each.services for each in states[since:]])
 
 

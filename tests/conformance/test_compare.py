@@ -85,6 +85,27 @@ def test_some_differences_are_those_of_one_mode(mode: str, name: str | None) -> 
     assert known(found, SERVICE, None, mode) == name
 
 
+@pytest.mark.parametrize(
+    ("ours", "now", "is_known"),
+    [("ipvs", "ready", True), ("nftables", "ready", False), ("ipvs", "terminating", False)],
+)
+def test_in_ipvs_mode_a_udp_flow_may_move_when_its_service_changed(
+    ours: str, now: str, is_known: bool
+) -> None:
+    ports = (Port("", 80, "UDP", 8080, 0),)
+    before = dataclasses.replace(
+        SERVICE,
+        ports=ports,
+        slices=(Slice(0, Family.IPV4, (Endpoint("A", "terminating"),), (("", 8080, "UDP"),)),),
+    )
+    after = dataclasses.replace(
+        before, slices=(Slice(0, Family.IPV4, (Endpoint("A", now),), (("", 8080, "UDP"),)),)
+    )
+    moved = Seen(frozenset({("moved", "")}))
+    found = Difference(Case(1, "outside", "10.96.0.1", 80, Protocol.UDP), moved, STAYS)
+    assert (known(found, after, before, "nftables", ours=ours) is not None) is is_known
+
+
 def test_in_iptables_mode_a_source_out_of_the_ranges_is_refused_only_without_endpoints() -> None:
     ranged = dataclasses.replace(SERVICE, ranges=("10.0.0.0/8",))
     found = difference("203.0.113.1", seen([DROPPED]), seen([Answer(Verdict.REFUSED, None)]))
