@@ -1,7 +1,7 @@
 """What is asked of both after each step: random questions, most of them about what changed."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from rulecast.model import Family, Protocol
@@ -56,6 +56,7 @@ def cases(seed: int, states: Sequence[State]) -> list[Case]:
     draw = random.Random(f"{seed}/{len(states)}")
     now = {each.number: each for each in states[-1].services}
     before = {each.number: each for each in states[-2].services} if len(states) > 1 else {}
+    everyone = [*now.values(), *before.values()]
     chosen: dict[Case, None] = {}
     for number in sorted(now.keys() | before.keys()):
         known = [each for each in (now.get(number), before.get(number)) if each is not None]
@@ -66,14 +67,22 @@ def cases(seed: int, states: Sequence[State]) -> list[Case]:
         targets += draw.choices(others, k=1 if same else 2)
         for address, port, protocol in targets:
             case = Case(number, draw.choice(_CLIENTS), address, port, Protocol(protocol))
-            sticky = any(each.affinity for each in known)
             if (
-                not (sticky and _answered_around(case))
-                and not any(_unsaid(each, case) for each in known)
+                not (sticky(everyone, case) and _answered_around(case))
+                and not any(_unsaid(each, case) for each in _concerned(everyone, case))
                 and not (protocol == "SCTP" and _ends_unseen(case))
             ):
                 chosen[case] = None
     return draw.sample(list(chosen), min(len(chosen), PER_STEP))
+
+
+def sticky(services: Iterable[Wanted], case: Case) -> bool:
+    """Whether one of the services that a question is about has session affinity."""
+    return any(each.affinity for each in _concerned(services, case))
+
+
+def _concerned(services: Iterable[Wanted], case: Case) -> list[Wanted]:
+    return [each for each in services if each.number == case.service or serves(each, case)]
 
 
 def _answered_around(case: Case) -> bool:

@@ -60,8 +60,8 @@ def seen(answers: Iterable[Answer]) -> Seen:
     )
 
 
-def agree(service: Wanted | None, ours: Seen, theirs: Seen) -> bool:
+def agree(sticky: bool, ours: Seen, theirs: Seen) -> bool:
     """The same backends, sources and verdicts. With affinity each side stays at a choice of its own."""
-    if service is not None and service.affinity and ours.reached and theirs.reached:
+    if sticky and ours.reached and theirs.reached:
         return len(ours.outcomes) == len(theirs.outcomes)
     return ours == theirs

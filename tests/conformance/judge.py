@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rulecast.lab import Answer, Probe, Verdict, run_probes
 from rulecast.model import Protocol
-from tests.conformance.cases import Case
+from tests.conformance.cases import Case, sticky
 from tests.conformance.compare import Difference, agree, seen
 from tests.conformance.places import FAMILIES
 from tests.conformance.twins import Side, Twins
@@ -109,7 +109,7 @@ class Judge:
         for case, both in first.items():
             later = rest.get(case, ([], []))
             ours, theirs = (seen([*one, *more]) for one, more in zip(both, later, strict=True))
-            if not agree(services.get(case.service), ours, theirs):
+            if not agree(sticky(services.values(), case), ours, theirs):
                 open_.append(Difference(case, ours, theirs))
             elif ours.reached:
                 answered.append(case)
@@ -125,7 +125,9 @@ class Judge:
         tries = {each.case: _SURE if each.ours.reached or each.theirs.reached else 3 for each in open_}
         again = self._ask(list(tries), tries, _LONG)
         found = [Difference(case, seen(ours), seen(theirs)) for case, (ours, theirs) in again.items()]
-        return [each for each in found if not agree(services.get(each.case.service), each.ours, each.theirs)]
+        return [
+            each for each in found if not agree(sticky(services.values(), each.case), each.ours, each.theirs)
+        ]
 
     def _ask(
         self, cases: Sequence[Case], tries: Mapping[Case, int], timeout: float
