@@ -247,7 +247,7 @@ def test_what_is_read_back_is_adopted_and_no_weight_is_taken_meanwhile(
     kernel.weights[WEB][B] = 0
     again = Servers(cast(Ipvs, kernel))
     again.read(lambda server: server == WEB)
-    assert again.held == {WEB: (RR, {A, B})}
+    assert again.held == {WEB: served(A, B)}
     assert again.draining == {WEB: {B}}
     bring(again, {WEB: served(A)})
     assert kernel.asked == []

@@ -30,7 +30,7 @@ INTERFACE = "rulecast-ipvs0"
 _DESCRIBED = 10
 _ERRORS = (NetlinkFailed, NftMissing, NftRefused, NetlinkError, Refused)
 _SWEEP_PAUSE = 5.0
-"""Seconds between two looks at connections that drain."""
+"""Seconds between two looks at all connections that drain."""
 _FULL_CHECK_PAUSE = 50
 """Pause after a full read-back, in lengths of it; IPVS does not tell of changes."""
 _LONGEST_PAUSE = 30.0
@@ -114,11 +114,14 @@ class IpvsDataplane:
             return None
         try:
             now = self._clock()
-            if self._servers.draining and now >= self._sweep_at:
-                self._servers.sweep(self._servers.table())
+            if self._servers.draining:
+                if now >= self._sweep_at:
+                    self._servers.sweep(self._servers.table())
+                    self._sweep_at = now + _SWEEP_PAUSE
+                else:
+                    self._servers.sweep_leaving()
                 for family in self._families.values():
                     family.finish()
-                self._sweep_at = now + _SWEEP_PAUSE
             mended = [
                 f"the routing rule, {name.name}" for name, each in self._families.items() if each.mend_rule()
             ]

@@ -2,10 +2,11 @@
 
 import errno
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from rulecast.model import Endpoint
 from rulecast_agent.dataplane.ipvs.planner import Served
-from rulecast_agent.kernel.ipvs import PROTOCOLS, Ipvs, Scheduling, Table, VirtualServer, words
+from rulecast_agent.kernel.ipvs import PROTOCOLS, Ipvs, Table, VirtualServer, words
 from rulecast_agent.kernel.netlink_batch import Request
 
 _UDP = PROTOCOLS["UDP"]
@@ -25,7 +26,8 @@ class Servers:
 
     def __init__(self, ipvs: Ipvs) -> None:
         self._ipvs = ipvs
-        self.held: dict[VirtualServer, tuple[Scheduling, set[Endpoint]]] = {}
+        self.held: dict[VirtualServer, Served] = {}
+        """With the endpoints that are draining."""
         self.draining: dict[VirtualServer, set[Endpoint]] = {}
         """Without weight. A server all of whose endpoints are here is to go with the last one."""
         self._odd: set[tuple[VirtualServer, Endpoint]] = set()
@@ -44,9 +46,9 @@ class Servers:
             held = self.held.get(server)
             if held is None:
                 ask(server, self._ipvs.add(server, served.how))
-            elif held[0] != served.how:
+            elif held.how != served.how:
                 ask(server, self._ipvs.edit(server, served.how))
-            there = held[1] if held else set()
+            there = held.endpoints if held else frozenset()
             draining = self.draining.get(server, set())
             for endpoint in sorted(served.endpoints):
                 if endpoint in draining or (server, endpoint) in self._odd:
@@ -59,8 +61,11 @@ class Servers:
         for server, served in wanted.items():
             if server not in refused:
                 draining = self.draining.get(server, set()) - served.endpoints
-                there = self.held[server][1] if server in self.held else set()
-                self.held[server] = (served.how, there | served.endpoints)
+                before = self.held.get(server)
+                if before is None or before.endpoints <= served.endpoints:
+                    self.held[server] = served
+                else:
+                    self.held[server] = Served(served.how, before.endpoints | served.endpoints)
                 self._set_draining(server, draining)
         return refused
 
@@ -75,14 +80,14 @@ class Servers:
             held = self.held.get(server)
             if held is None:
                 continue
-            gone = held[1] - (served.endpoints if served else frozenset())
+            gone = held.endpoints - (served.endpoints if served else frozenset())
             if is_udp(server):
                 if served is None:
                     requests.append(self._ipvs.delete(server))
                     self._forget(server)
                 else:
                     requests += [self._ipvs.delete_destination(server, endpoint) for endpoint in sorted(gone)]
-                    held[1].difference_update(gone)
+                    self._drop(server, gone)
             else:
                 if served is None:
                     leaving.append(server)
@@ -97,6 +102,16 @@ class Servers:
             # After they have lost their weight: nothing can come any more.
             self._delete_ended(leaving, self.table() if len(leaving) > _FEW else None)
 
+    def sweep_leaving(self) -> None:
+        """Delete servers that have drained, when they are few enough to be asked one by one."""
+        leaving = [
+            one
+            for one, left in self.draining.items()
+            if one in self.held and left >= self.held[one].endpoints
+        ]
+        if len(leaving) <= _FEW:
+            self._delete_ended(leaving, None)
+
     def sweep(self, table: Table) -> None:
         """Delete what has drained, by what `table` tells."""
         requests: list[Request] = []
@@ -105,7 +120,7 @@ class Servers:
         for server, draining in list(self.draining.items()):
             if server not in self.held:
                 self._set_draining(server, set())
-            elif draining >= self.held[server][1]:
+            elif draining >= self.held[server].endpoints:
                 leaving.append(server)
             else:
                 there = table.get(server, {})
@@ -113,7 +128,7 @@ class Servers:
                 requests += [
                     self._ipvs.delete_destination(server, one) for one in sorted(done) if one in there
                 ]
-                self.held[server][1].difference_update(done)
+                self._drop(server, done)
                 self._set_draining(server, draining - done)
                 about += [server] * (len(requests) - len(about))
         self._commit(requests, about)
@@ -145,7 +160,9 @@ class Servers:
         families = {server.mark: server.family for server in services if server.mark}
         table = self._ipvs.table(families)
         self.held = {
-            server: (how, set(table.get(server, {}))) for server, how in services.items() if ours(server)
+            server: Served(how, frozenset(table.get(server, {})))
+            for server, how in services.items()
+            if ours(server)
         }
         self._odd = set()
         for server in self.held:
@@ -165,12 +182,16 @@ class Servers:
     def right(self, server: VirtualServer, served: Served) -> bool:
         """The kernel has it as it is meant."""
         held = self.held.get(server)
-        if held is None or held[0] != served.how:
+        if held is None or held.how != served.how:
             return False
-        live = held[1] - self.draining.get(server, set())
+        live = held.endpoints - self.draining.get(server, set())
         return live == served.endpoints and not (
             self._odd and any((server, one) in self._odd for one in live)
         )
+
+    def _drop(self, server: VirtualServer, endpoints: AbstractSet[Endpoint]) -> None:
+        held = self.held[server]
+        self.held[server] = Served(held.how, held.endpoints - endpoints)
 
     def _forget(self, server: VirtualServer) -> None:
         self.held.pop(server, None)
