@@ -74,13 +74,23 @@ def _overlay(base: str) -> str:
     return f"mount -t overlay none -o lowerdir=/,upperdir={base}/u,workdir={base}/w {base}/r"
 
 
+def _own_files(root: str) -> Iterable[str]:
+    """What stands for the image: it may be on another file system, hidden by now, or below a closed home."""
+    paths = {Path(each).resolve() for each in (ROOT, sys.prefix, sys.base_prefix)}
+    for path in sorted(each for each in paths if paths.isdisjoint(each.parents)):
+        inside = shlex.quote(f"{root}{path}")
+        yield f"mkdir -p {inside}"
+        for parent in path.parents:
+            yield f"chmod o+rx {shlex.quote(f'{root}{parent}')}"
+        yield f"mount --bind {shlex.quote(str(path))} {inside}"
+        yield f"mount -o remount,bind,ro {inside}"
+
+
 def _script(container: Container) -> Iterable[str]:
     base, root = "/mnt", "/mnt/r"
     yield f"mount -t tmpfs none {base}"
     yield f"mkdir {base}/u {base}/w {root}"
     yield _overlay(base)
-    # A developer's interpreter may be below a home that is closed to others.
-    yield f"chmod 755 {root}/root"
     for name, address in container.hosts.items():
         yield f"echo {shlex.quote(f'{address} {name}')} >> {root}/etc/hosts"
     for each in ("/proc", "/dev"):
@@ -92,6 +102,7 @@ def _script(container: Container) -> Iterable[str]:
     for hidden in ("/tmp", "/run", "/var/lib/rulecast"):
         yield f"mkdir -p {root}{hidden}"
         yield f"mount -t tmpfs none {root}{hidden}"
+    yield from _own_files(root)
     for mount in container.mounts:
         # A link such as /var/run would lead out of the container's tree.
         source, target = shlex.quote(mount.source), shlex.quote(root + os.path.realpath(mount.target))
