@@ -20,7 +20,7 @@ from rulecast_agent.dataplane.iptables.matches import (
     hairpin_match,
     port_match,
 )
-from rulecast_agent.dataplane.iptables.services import Compiled, Place, ServiceCompiler, Space
+from rulecast_agent.dataplane.iptables.services import Compiled, Kept, Place, ServiceCompiler, Space, keep
 
 Chains = dict[str, Rules]
 NAT, FILTER = "nat", "filter"
@@ -46,7 +46,7 @@ class State:
         self.family = family
         self.views: dict[ServiceKey, ServiceView] = {}
         self._compiler = ServiceCompiler(family=family, host=host)
-        self._compiled: dict[ServiceKey, Compiled] = {}
+        self._compiled: dict[ServiceKey, Kept] = {}
         self._claims: Claims[Place] = Claims()
         width = names.WIDTH[family]
         frontend = partial(frontend_match, family)
@@ -78,10 +78,11 @@ class State:
         places: dict[Place, None] = {}
         left: list[str] = []
         for key, view in changes.items():
-            before = self._compiled.pop(key, _NOTHING)
+            kept = self._compiled.pop(key, None)
+            before = kept.unpack() if kept is not None else _NOTHING
             after = self._compiler.compile(view) if view is not None else _NOTHING
             if view is not None:
-                self.views[key], self._compiled[key] = view, after
+                self.views[key], self._compiled[key] = view, keep(after)
             else:
                 self.views.pop(key, None)
             for _other in self._claims.change(key, before=before.places, after=after.places):
@@ -103,7 +104,7 @@ class State:
         """Every chain by table, with those of `base`; those that are gone to come first."""
         found: dict[str, Chains] = {NAT: {}, FILTER: {names.REFUSE: base[FILTER][names.REFUSE]}}
         for compiled in self._compiled.values():
-            found[NAT] |= compiled.chains
+            found[NAT] |= dict(compiled.chains)
         for table, tree in self._trees():
             found[table] |= tree.chains
         return {table: {**chains, **base[table]} for table, chains in found.items()}
@@ -121,10 +122,11 @@ class State:
 
         for place in places:
             owner = self._claims.owner(place)
-            compiled = self._compiled[owner] if owner is not None else _NOTHING
+            frontends = self._compiled[owner].frontends if owner is not None else ()
+            translated, undelivered = next((each[2:] for each in frontends if each[0] == place), ((), ()))
             if place.space in self._translated:
-                act(NAT, self._translated[place.space], place.key, compiled.translated.get(place, ()))
-            act(FILTER, self._undelivered[place.space], place.key, compiled.undelivered.get(place, ()))
+                act(NAT, self._translated[place.space], place.key, translated)
+            act(FILTER, self._undelivered[place.space], place.key, undelivered)
         for table, shared in ((NAT, self._hairpin), (FILTER, self._cluster_ips)):
             for key, action in shared.actions().items():
                 act(table, shared.tree, key, action)
