@@ -76,12 +76,18 @@ setup-vm: setup
 bench: setup
 	$(PY) -m bench --save
 
-# The real parts are built once, into build/. MODE, SEED, COUNT, and ARGS for what else the command takes.
+# The real parts are built once, into build/. MODE (nftables, iptables, iptables-legacy, ipvs), SEED, COUNT, and
+# ARGS for what else the command takes. IPVS is played in the virtual machine: slower, so less of it.
 JUDGE := tests/conformance/build-judge build
+PLAY = $(PY) -m tests.conformance --kube-proxy $$binary --mode $(or $(MODE),nftables) \
+	$(if $(SEED),--seed $(SEED) --count $(or $(COUNT),1),--count $(or $(COUNT),300)) $(ARGS)
+ifeq ($(MODE),ipvs)
+conformance: override COUNT := $(or $(COUNT),$(if $(SEED),1,4))
+conformance: override ARGS := --lanes 1 --services 8 --evidence /tmp/conformance $(ARGS)
+endif
 conformance: setup
 	@binary=$$($(JUDGE) kube-proxy) && \
-	$(PY) -m tests.conformance --kube-proxy "$$binary" --mode $(or $(MODE),nftables) \
-		$(if $(SEED),--seed $(SEED) --count $(or $(COUNT),1),--count $(or $(COUNT),300)) $(ARGS)
+	$(if $(filter ipvs,$(MODE)),VM_TIMEOUT=3600 $(PY) -m tests.vm.machine "SLOWNESS=3 $(PLAY)",$(PLAY))
 	@$(if $(SEED),true,$(MAKE) conformance-source)
 
 # The real apiserver and etcd as the server's source.

@@ -16,10 +16,10 @@ from rulecast.model import Protocol
 from tests.conformance.generate import SERVICES, STEPS
 from tests.conformance.lane import Setup
 from tests.conformance.lanes import reports
-from tests.conformance.twins import MODES
+from tests.conformance.twins import JUDGES, MODES
 
 _NEWS = 50
-_LANES = 4
+_LANES = 6
 """Pairs of labs at once: mostly they wait for kube-proxy and for packets that nobody answers."""
 
 
@@ -29,9 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if reason := unavailable():
         print(f"conformance: {reason}", file=sys.stderr)
         return 2
-    setup = Setup(
-        flags.kube_proxy, flags.mode, flags.judge or flags.mode, flags.services, flags.steps, flags.evidence
-    )
+    judge = flags.judge or JUDGES.get(flags.mode, flags.mode)
+    setup = Setup(flags.kube_proxy, flags.mode, judge, flags.services, flags.steps, flags.evidence)
     seeds = [first + index for first in flags.seed for index in range(flags.count)]
     # Lanes and their labs end with this process.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
@@ -66,7 +65,7 @@ def _flags(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.conformance")
     parser.add_argument("--kube-proxy", required=True, metavar="BINARY")
     parser.add_argument("--mode", choices=list(MODES), default="nftables")
-    parser.add_argument("--judge", choices=list(MODES), help="kube-proxy's mode; as a rule the same")
+    parser.add_argument("--judge", choices=list(MODES), help="kube-proxy's mode, if not the usual one")
     parser.add_argument("--seed", type=_numbers, default=[1], metavar="N[,N...]", help="the first one")
     parser.add_argument("--count", type=int, default=300, help="scenarios from each seed on")
     parser.add_argument("--services", type=int, default=SERVICES, help="in a scenario, at most")

@@ -41,6 +41,10 @@ MODES = {
 }
 
 
+JUDGES = {"ipvs": "nftables"}
+"""By which mode of kube-proxy one of ours is judged, if not the same: its IPVS mode has faults of its own."""
+
+
 class Side:
     """One lab with who programs its nodes."""
 
