@@ -28,6 +28,7 @@ class FakeKernel:
         self.weights: dict[VirtualServer, dict[Endpoint, int]] = {}
         self.open: dict[tuple[VirtualServer, Endpoint], int] = {}
         self.inactive: dict[tuple[VirtualServer, Endpoint], int] = {}
+        self.left_out: set[VirtualServer] = set()
         self.half_open: set[tuple[str, int]] = set()
         self.refuses: dict[VirtualServer, int] = {}
         self.asked: list[Operation] = []
@@ -65,7 +66,7 @@ class FakeKernel:
         }
 
     def table(self, marked: Mapping[int, Family]) -> Table:
-        return {server: self.destinations(server) for server in self.weights}
+        return {server: self.destinations(server) for server in self.weights if server not in self.left_out}
 
     def unfinished(self) -> set[tuple[str, int]]:
         return self.half_open
@@ -137,10 +138,10 @@ def test_an_endpoint_that_goes_keeps_its_connections_and_gets_no_new_ones(
     kernel.open[WEB, B] = 2
     bring(servers, {WEB: served(A)})
     assert kernel.weights == {WEB: {A: 1, B: 0}}
-    servers.sweep(servers.table())
+    servers.sweep()
     assert kernel.weights == {WEB: {A: 1, B: 0}}
     kernel.open.clear()
-    servers.sweep(servers.table())
+    servers.sweep()
     assert kernel.weights == {WEB: {A: 1}}
     assert servers.draining == {}
 
@@ -154,7 +155,7 @@ def test_an_endpoint_that_returns_before_it_has_drained_is_revived(
     bring(servers, {WEB: served(A, B)})
     assert kernel.weights == {WEB: {A: 1, B: 1}}
     kernel.open.clear()
-    servers.sweep(servers.table())
+    servers.sweep()
     assert kernel.weights == {WEB: {A: 1, B: 1}}
 
 
@@ -173,10 +174,10 @@ def test_a_virtual_server_stays_until_the_last_of_its_connections_ends(
     bring(servers, {WEB: served(A, B)})
     kernel.open[WEB, A] = 1
     bring(servers, {WEB: None})
-    servers.sweep(servers.table())
+    servers.sweep()
     assert kernel.weights == {WEB: {A: 0, B: 0}}
     kernel.open.clear()
-    servers.sweep(servers.table())
+    servers.sweep()
     assert kernel.servers == {}
     assert servers.held == {}
 
@@ -190,7 +191,7 @@ def test_a_virtual_server_that_returns_while_it_drains_serves_again(
     bring(servers, {WEB: served(B)})
     assert kernel.weights == {WEB: {A: 0, B: 1}}
     kernel.open.clear()
-    servers.sweep(servers.table())
+    servers.sweep()
     assert kernel.weights == {WEB: {B: 1}}
 
 
@@ -214,7 +215,7 @@ def test_connections_that_are_over_keep_no_virtual_server_and_half_open_ones_do(
     bring(servers, {WEB: None, OTHER: None})
     assert kernel.weights == {WEB: {A: 0}}
     kernel.half_open = set()
-    servers.sweep(servers.table())
+    servers.sweep()
     assert kernel.servers == {}
 
 
@@ -270,3 +271,11 @@ def test_only_the_servers_that_are_named_are_deleted(kernel: FakeKernel, servers
     bring(servers, {WEB: served(A)})
     servers.delete(list(servers.held))
     assert kernel.weights == {foreign: {A: 1}}
+
+
+def test_what_the_kernels_whole_table_leaves_out_is_asked_for(kernel: FakeKernel, servers: Servers) -> None:
+    some = [WEB._replace(port=port) for port in range(1, 31)]
+    bring(servers, {server: served(A) for server in some})
+    kernel.left_out = {some[7]}
+    servers.read(lambda _: True)
+    assert servers.held == {server: served(A) for server in some}

@@ -83,7 +83,8 @@ class IpvsDataplane:
     def probe(self) -> None:
         """See `Dataplane.probe`."""
         try:
-            self._open()
+            # Refused without CAP_NET_ADMIN, though it only reads.
+            self._open().services()
             self._nft.run("", check=True)
             if not Path("/sys/module/dummy").exists() and not _can_load("dummy"):
                 raise DataplaneError("ipvs: the kernel has no module dummy")
@@ -116,7 +117,7 @@ class IpvsDataplane:
             now = self._clock()
             if self._servers.draining:
                 if now >= self._sweep_at:
-                    self._servers.sweep(self._servers.table())
+                    self._servers.sweep()
                     self._sweep_at = now + _SWEEP_PAUSE
                 else:
                     self._servers.sweep_leaving()

@@ -85,6 +85,8 @@ def chains(family: Family, host: HostConfig, *, route_mark: int) -> dict[str, Ch
         cluster_ip = (f"{ip} saddr @{VIRTUAL_IPS} {mark}",)
     ours = ((f"{own} accept",) if own else ()) + (f"fib saddr type local {mark} accept",)
     classify = (
+        # Here and not in input and output: IPVS refuses what the node itself sends before output.
+        f"ct state new {ip} daddr @{LEAVING_IPS} drop",
         f"ct state new {ip} saddr . {frontend} @{FIREWALL_SELF} goto classify",
         f"ct state new {frontend} vmap @{FIREWALL_IPS}",
         "ct state new goto classify",
@@ -124,7 +126,6 @@ def chains(family: Family, host: HostConfig, *, route_mark: int) -> dict[str, Ch
             "type filter hook input priority 0",
             (
                 f"meta mark & {route_mark:#x} != 0 meta mark set meta mark & {0xFFFFFFFF ^ route_mark:#x}",
-                f"ct state new {ip} daddr @{LEAVING_IPS} drop",
                 *refuse,
             ),
         ),

@@ -1,7 +1,7 @@
 """Virtual servers in the kernel: bringing them to what is meant, and letting endpoints that go drain."""
 
 import errno
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from rulecast.model import Endpoint
@@ -100,7 +100,7 @@ class Servers:
         self._commit(requests, about)
         if leaving:
             # After they have lost their weight: nothing can come any more.
-            self._delete_ended(leaving, self.table() if len(leaving) > _FEW else None)
+            self._delete_ended(leaving)
 
     def sweep_leaving(self) -> None:
         """Delete servers that have drained, when they are few enough to be asked one by one."""
@@ -110,10 +110,11 @@ class Servers:
             if one in self.held and left >= self.held[one].endpoints
         ]
         if len(leaving) <= _FEW:
-            self._delete_ended(leaving, None)
+            self._delete_ended(leaving)
 
-    def sweep(self, table: Table) -> None:
-        """Delete what has drained, by what `table` tells."""
+    def sweep(self) -> None:
+        """Delete what has drained."""
+        table = self._table(self.draining)
         requests: list[Request] = []
         about: list[VirtualServer] = []
         leaving = []
@@ -123,7 +124,7 @@ class Servers:
             elif draining >= self.held[server].endpoints:
                 leaving.append(server)
             else:
-                there = table.get(server, {})
+                there = table[server]
                 done = {one for one in draining if one not in there or not any(there[one][1:])}
                 requests += [
                     self._ipvs.delete_destination(server, one) for one in sorted(done) if one in there
@@ -132,17 +133,17 @@ class Servers:
                 self._set_draining(server, draining - done)
                 about += [server] * (len(requests) - len(about))
         self._commit(requests, about)
-        self._delete_ended(leaving, table)
+        self._delete_ended(leaving)
 
-    def _delete_ended(self, leaving: Sequence[VirtualServer], table: Table | None) -> None:
+    def _delete_ended(self, leaving: Sequence[VirtualServer]) -> None:
         """Delete those of `leaving` to which nothing is open. One that only remembers closed ones goes too:
 
         it would answer new clients in place of who has its port now.
         """
         ended: list[VirtualServer] = []
         doubtful: list[VirtualServer] = []
-        for server in leaving:
-            there = (table.get(server, {}) if table is not None else self._ipvs.destinations(server)).values()
+        for server, destinations in self._table(leaving).items():
+            there = destinations.values()
             if not any(one.active for one in there):
                 (doubtful if any(one.inactive for one in there) else ended).append(server)
         if any(not server.mark for server in doubtful):
@@ -150,27 +151,29 @@ class Servers:
             ended += [one for one in doubtful if not one.mark and (one.address, one.port) not in half_open]
         self.delete(ended)
 
-    def table(self) -> Table:
-        """Every virtual server of the kernel, with the connections of its endpoints."""
-        return self._ipvs.table({server.mark: server.family for server in self.held if server.mark})
-
-    def read(self, ours: Callable[[VirtualServer], bool]) -> Table:
-        """Believe what the kernel has; gives its table."""
-        services = self._ipvs.services()
-        families = {server.mark: server.family for server in services if server.mark}
-        table = self._ipvs.table(families)
-        self.held = {
-            server: Served(how, frozenset(table.get(server, {})))
-            for server, how in services.items()
-            if ours(server)
+    def _table(self, servers: Collection[VirtualServer]) -> Table:
+        """The destinations of these, as they are in the kernel."""
+        table: Table = {}
+        if len(servers) > _FEW:
+            table = self._ipvs.table({server.mark: server.family for server in servers if server.mark})
+        # Where other network namespaces have virtual servers too, /proc leaves out some of ours: from one
+        # read to the next the kernel counts on with theirs (ip_vs_info_seq_next, seen in 6.1).
+        return {
+            server: table[server] if server in table else self._ipvs.destinations(server)
+            for server in servers
         }
+
+    def read(self, ours: Callable[[VirtualServer], bool]) -> None:
+        """Believe what the kernel has."""
+        found = {server: how for server, how in self._ipvs.services().items() if ours(server)}
+        table = self._table(found)
+        self.held = {server: Served(how, frozenset(table[server])) for server, how in found.items()}
         self._odd = set()
         for server in self.held:
-            there = table.get(server, {})
+            there = table[server]
             self._set_draining(server, {one for one, state in there.items() if state.weight == 0})
             self._odd |= {(server, one) for one, state in there.items() if state.weight > 1}
         self.draining = {server: left for server, left in self.draining.items() if server in self.held}
-        return table
 
     def delete(self, servers: Iterable[VirtualServer]) -> None:
         """Delete servers with all that is open."""
