@@ -104,6 +104,20 @@ def test_in_ipvs_mode_a_udp_flow_may_move_when_its_service_changed(
     assert (known(found, after, before, "nftables", ours=ours) is not None) is is_known
 
 
+@pytest.mark.parametrize(
+    ("client", "address", "is_known"),
+    [("n1", "203.0.113.1", True), ("outside", "203.0.113.1", False), ("n1", "10.96.0.1", False)],
+)
+def test_in_ipvs_mode_a_nodes_own_packets_to_a_vip_that_is_gone_may_be_refused(
+    client: str, address: str, is_known: bool
+) -> None:
+    case = Case(1, client, address, 80, Protocol.TCP)
+    found = Difference(case, seen([Answer(Verdict.REFUSED, None)]), seen([DROPPED]))
+    assert (known(found, None, SERVICE, "nftables", ours="ipvs") is not None) is is_known
+    assert known(found, SERVICE, SERVICE, "nftables", ours="ipvs") is None
+    assert known(found, None, SERVICE, "nftables", ours="nftables") is None
+
+
 def test_in_iptables_mode_a_source_out_of_the_ranges_is_refused_only_without_endpoints() -> None:
     ranged = dataclasses.replace(SERVICE, ranges=("10.0.0.0/8",))
     found = difference("203.0.113.1", seen([DROPPED]), seen([Answer(Verdict.REFUSED, None)]))
