@@ -57,7 +57,7 @@ class FakeKernel:
         return {at: code for at, code in failed.items() if code}
 
     def services(self) -> dict[VirtualServer, Scheduling]:
-        return dict(self.servers)
+        return {server: how for server, how in self.servers.items() if server not in self.left_out}
 
     def destinations(self, server: VirtualServer) -> dict[Endpoint, Destination]:
         return {

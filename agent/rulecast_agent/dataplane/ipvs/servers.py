@@ -165,7 +165,12 @@ class Servers:
 
     def read(self, ours: Callable[[VirtualServer], bool]) -> None:
         """Believe what the kernel has."""
-        found = {server: how for server, how in self._ipvs.services().items() if ours(server)}
+        services = self._ipvs.services()
+        # A dump of many messages counts on, too: a change in another namespace may hide one of ours.
+        for server in self.held.keys() - services.keys():
+            if self._ipvs.destinations(server):
+                services[server] = self.held[server].how
+        found = {server: how for server, how in services.items() if ours(server)}
         table = self._table(found)
         self.held = {server: Served(how, frozenset(table[server])) for server, how in found.items()}
         self._odd = set()
