@@ -130,6 +130,11 @@ def _of_modes(
         elif mode == "ipvs" and not machine.has_ipvs():
             try:
                 for size in sizes:
+                    if size > machine.limit():
+                        print(
+                            f"{part}: no {mode} {size}: vm.max_map_count is too low for it here", flush=True
+                        )
+                        continue
                     found |= machine.measure(part, mode, size, changes=flags.changes)
             except Unavailable as error:
                 print(f"{part}: no {mode}: {error}", flush=True)
