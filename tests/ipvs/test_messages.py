@@ -1,9 +1,12 @@
 """What goes to the kernel and comes from it, against pyroute2's descriptions of the same messages."""
 
+from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pyroute2.netlink.generic.ipvs import ipvsmsg
 
 from rulecast.model import Endpoint, Family
@@ -127,3 +130,9 @@ def test_a_connection_is_unfinished_until_both_sides_have_closed_it(
     monkeypatch.setattr(ipvs, "_CONNECTIONS", str(tmp_path / "ip_vs_conn"))
     found = ipvs.Ipvs.unfinished()
     assert found == {("172.30.0.41", 81), ("fd00:30::41", 443)}
+
+
+@given(st.ip_addresses(v=4) | st.ip_addresses(v=6) | st.integers(0, 1 << 48).map(IPv6Address))
+def test_addresses_are_written_as_everywhere_else(address: IPv4Address | IPv6Address) -> None:
+    family = Family.IPV4 if address.version == 4 else Family.IPV6
+    assert ipvs._text(family, address.packed) == str(address)
