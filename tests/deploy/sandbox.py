@@ -106,8 +106,11 @@ def _script(container: Container) -> Iterable[str]:
     for mount in container.mounts:
         # A link such as /var/run would lead out of the container's tree.
         source, target = shlex.quote(mount.source), shlex.quote(root + os.path.realpath(mount.target))
-        make = "mkdir -p" if Path(mount.source).is_dir() else "touch"
+        make = "touch" if Path(mount.source).is_file() else "mkdir -p"
         yield f"mkdir -p $(dirname {target}); {make} {target}"
+        if not Path(mount.source).exists():
+            # DirectoryOrCreate, but for the host's tree: it keeps what it has.
+            continue
         yield f"mount --bind {source} {target}"
         if mount.read_only:
             yield f"mount -o remount,bind,ro {target}"
