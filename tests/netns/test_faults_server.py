@@ -237,6 +237,8 @@ class TestApiserver:
             cluster.loop.call(lambda: cluster.api.restore(backup))
             cluster.be(MOVED)
             cluster.start()
+            # A node waits 30 s for a server that is behind before it believes that the cluster went back.
+            rig.until_programmed(patience=75)
             check_moved(rig)
         traffic.check()
 
