@@ -4,13 +4,14 @@ PY := .venv/bin/python
 PROTO := protos/rulecast/v1/rules.proto
 GENERATED := core/rulecast/v1/rules_pb2.py core/rulecast/v1/rules_pb2.pyi core/rulecast/v1/rules_pb2_grpc.py
 
-.PHONY: help setup setup-vm demo test beside groups check unit netns vm lint types layers gen gen-check bench conformance conformance-source clean
+.PHONY: help setup setup-vm demo test beside groups check unit netns vm lint types layers gen gen-check bench bench-fanout conformance conformance-source clean
 
 help:
 	@echo "make demo   a small cluster in network namespaces with real traffic (root)"
 	@echo "make test   lint, types, layers, generated code, and every test"
 	@echo "make vm     IPVS mode, in a virtual machine"
 	@echo "make bench  the budgets, measured (root)"
+	@echo "make bench-fanout  many agents on one server (root; AGENTS=N RATE=N SERVICES=N)"
 	@echo "make conformance  random scenarios, judged by the real kube-proxy (root, Go; SEED=N replays one)"
 	@echo "make conformance-source  the real apiserver and etcd as the server's source (Go)"
 	@echo "make gen    regenerate the protobuf code"
@@ -75,6 +76,11 @@ setup-vm: setup
 
 bench: setup
 	$(PY) -m bench --save
+
+# AGENTS, RATE (changes a second), SERVICES, SECONDS; writes bench/results/fanout.json.
+bench-fanout: setup
+	@$(PY) -m bench fanout --save --agents $(or $(AGENTS),1000) --rate $(or $(RATE),100) \
+		--services $(or $(SERVICES),10000) --seconds $(or $(SECONDS),20)
 
 # The real parts are built once, into build/. MODE (nftables, iptables, iptables-legacy, ipvs), SEED, COUNT, and
 # ARGS for what else the command takes. IPVS is played in the virtual machine: slower, so less of it.

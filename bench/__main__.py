@@ -42,7 +42,9 @@ def main() -> int:
     )
     parser.add_argument("--agents", type=_numbers, default=(200, 1000), metavar="N,…")
     parser.add_argument("--changes", type=int, default=100, help="single changes to time at each size")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of changes to many agents")
+    parser.add_argument("--seconds", type=_amount, default=20.0, help="of changes to many agents")
+    parser.add_argument("--rate", type=_amount, default=100.0, help="changes a second to many agents")
+    parser.add_argument("--services", type=_number, default=10_000, help="of the server with many agents")
     parser.add_argument("--save", action="store_true", help="write bench/results/PART.json")
     parser.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
     flags = parser.parse_args()
@@ -73,7 +75,23 @@ def main() -> int:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
+    return tuple(map(_number, text.split(",")))
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"not a number from 1: {text}")
+    return int(text)
+
+
+def _amount(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"not a number above 0: {text}")
+    return value
 
 
 def _modes(text: str) -> tuple[str, ...]:
@@ -146,7 +164,7 @@ def _of_modes(
 def _fanout(flags: argparse.Namespace, work: Path) -> dict[str, Row]:
     found: dict[str, Row] = {
         f"{count} agents": fanout.measure(
-            count, services=10_000, endpoints=10, seconds=flags.seconds, work=work
+            count, services=flags.services, endpoints=10, rate=flags.rate, seconds=flags.seconds, work=work
         )
         for count in flags.agents
     }
@@ -179,6 +197,7 @@ def _write(name: str, columns: Mapping[str, Row], load: float) -> None:
         "kernel": platform.release().partition("-")[0],
         "nft": nft,
         "units": "ms, and MB of memory, unless the name says another (B: bytes)",
+        **(fanout.summary(list(columns.values())[-1]) if name == "fanout" else {}),
         "results": {head: {row: round(value, 3) for row, value in c.items()} for head, c in columns.items()},
     }
     _RESULTS.mkdir(exist_ok=True)

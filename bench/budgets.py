@@ -37,6 +37,10 @@ BUDGETS = (
     Budget("fanout", "1000 agents", "server CPU us an update an agent", 10.0),
     Budget("fanout", "1000 agents", "bytes an update an agent", 150.0),
     Budget("fanout", "1000 agents", "all in sync", 5000.0),
+    Budget("fanout", "1000 agents", "peak / steady", 1.5),
+    Budget("fanout", "1000 agents", "server MB", 300.0),
+    Budget("fanout", "1000 agents", "reconnect B, nothing changed", 5000.0),
+    Budget("fanout", "200 agents", "server cores", 0.33),
 )
 
 

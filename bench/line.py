@@ -50,16 +50,14 @@ def connect(number: int, timeout: float = 1.0) -> float:
         return time.perf_counter() - begin
 
 
-def start_server(api: Process, work: Path) -> Process:
-    """A server that watches `api`."""
-    return _start_server(api.hear(), work)
-
-
-def _start_server(url: str, work: Path) -> Process:
+def start_server(url: str, work: Path, *, core: int | None = None) -> Process:
+    """A server that watches the apiserver at `url`, on one core if told."""
     kubeconfig = work / "kubeconfig"
     kubeconfig.write_text(KUBECONFIG.format(url=url))
     flags = ["--kubeconfig", str(kubeconfig), "--insecure", "--listen", "127.0.0.1:9443"]
-    server = Process(["rulecast.cli", "server", *flags, "--http", "127.0.0.1:9440"], log=work / "log")
+    server = Process(
+        ["rulecast.cli", "server", *flags, "--http", "127.0.0.1:9440"], log=work / "log", core=core
+    )
     try:
         server.ready("http://127.0.0.1:9440/readyz")
     except TimeoutError:
@@ -80,7 +78,7 @@ def measure(mode: str, services: int, *, endpoints: int, changes: int, work: Pat
             url = api.hear()
             processes: dict[str, Process] = {}
             if made.ours:
-                server = processes["server"] = running.enter_context(_start_server(url, work))
+                server = processes["server"] = running.enter_context(start_server(url, work))
                 found["server spawn to ready"] = server.became_ready * 1000
             agent = processes["agent"] = running.enter_context(modes.start(mode, work, api=url))
             found["agent spawn to answering"] = _until_answering(agent, services) * 1000

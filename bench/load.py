@@ -1,11 +1,16 @@
 """Agents without a kernel, as a process: `python -m bench.load HOST:PORT AGENTS`.
 
 Every agent has a connection of its own, takes whatever comes, and acknowledges as a real one does: at once
-after quiet, and no more often than it writes to its kernel. They share the decoding of equal frames, so that
-the clients' own CPU does not become the limit that is measured.
+after quiet, and no more often than it writes to its kernel. The first `TRUTHFUL` are whole: the agent's own
+session keeps their state and verifies each digest. The others share the decoding of equal frames and resume
+with the position of a whole one, so that the clients' own CPU does not become the limit that is measured.
+
+Commands on stdin: `cut` ends all streams, `join` begins them again with what was held; anything else ends
+the run.
 """
 
 import asyncio
+import contextlib
 import functools
 import json
 import resource
@@ -13,13 +18,19 @@ import sys
 import time
 
 import grpc
+import msgspec
 import uvloop
 
+from rulecast.model import Scope
+from rulecast.view import Receipt
 from rulecast.wire.decode import decode_frame
-from rulecast.wire.messages import Ack, Hello, SetChange
+from rulecast.wire.messages import Ack, Hello, Position, SetChange
 from rulecast.wire.requests import encode_request
 from rulecast_agent.feed.channels import Channels, ChannelSettings
+from rulecast_agent.feed.session import AgentIdentity, AgentSession
 
+TRUTHFUL = 2
+"""Agents that are whole."""
 _Call = grpc.aio.StreamStreamCall[bytes, bytes]
 _WATCH = "/rulecast.v1.Rules/Watch"
 _ACK_INTERVAL = 0.1
@@ -39,7 +50,8 @@ def _parse(frame: bytes) -> tuple[bytes, tuple[str, ...]]:
         for operation in step.operations
         if isinstance(operation, SetChange)
     )
-    return ack, tuple(changed)
+    # A service with endpoints on the agent's node is there twice.
+    return ack, tuple(dict.fromkeys(changed))
 
 
 class Load:
@@ -47,23 +59,70 @@ class Load:
 
     def __init__(self, server: str, count: int) -> None:
         self._server, self._count = server, count
-        self._waiting = count
-        self.synced = asyncio.Event()
+        self._truthful = [AgentSession(AgentIdentity(node_name=f"node-{n}")) for n in range(TRUTHFUL)]
+        self._tasks: list[asyncio.Task[None]] = []
+        self._waiting = 0
+        self._in_sync = asyncio.Event()
         self.frames = self.bytes = 0
         self.received: list[tuple[str, float]] = []
 
-    async def agent(self, number: int) -> None:
-        channel = await Channels(ChannelSettings()).get(self._server)
-        call: _Call = channel.stream_stream(_WATCH)()
-        await call.write(encode_request(Hello(node_name=f"node-{number}", zstd=True)))
-        acks = _Acks(call)
-        writer = asyncio.create_task(acks.run())
-        try:
-            await self._read(call, acks, sampled=number % max(1, self._count // _SAMPLED) == 0)
-        finally:
-            writer.cancel()
+    @property
+    def mismatches(self) -> int:
+        """How often a whole agent found that its digests were not the server's."""
+        return sum(session.desired.counters["mismatches"] for session in self._truthful)
 
-    async def _read(self, call: _Call, acks: "_Acks", *, sampled: bool) -> None:
+    async def join(self) -> dict[str, float]:
+        """Connect all at once; the seconds and bytes until the last one is in sync. Raises what ended one."""
+        begin, before = time.monotonic(), self.bytes
+        self._waiting = self._count
+        self._in_sync.clear()
+        self._tasks = [asyncio.create_task(self._agent(number)) for number in range(self._count)]
+        waiter = asyncio.create_task(self._in_sync.wait())
+        await asyncio.wait((waiter, *self._tasks), return_when="FIRST_COMPLETED")
+        for task in self._tasks:
+            if task.done():
+                task.result()
+                raise RuntimeError("a stream ended")
+        return {"seconds": time.monotonic() - begin, "bytes": self.bytes - before}
+
+    async def cut(self) -> None:
+        """End all streams."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for session in self._truthful:
+            session.lost("cut")
+
+    async def _agent(self, number: int) -> None:
+        session = self._truthful[number] if number < TRUTHFUL else None
+        channels = Channels(ChannelSettings())
+        channel = await channels.get(self._server)
+        call: _Call = channel.stream_stream(_WATCH)()
+        try:
+            hello = session.hello(self._server) if session else self._hello(f"node-{number}")
+            self.bytes += len(hello)
+            await call.write(hello)
+            acks = _Acks(call)
+            writer = asyncio.create_task(acks.run())
+            try:
+                await self._read(call, acks, session, sampled=number % max(1, self._count // _SAMPLED) == 0)
+            finally:
+                writer.cancel()
+        finally:
+            call.cancel()
+            await channel.close()
+
+    def _hello(self, name: str) -> bytes:
+        held = self._truthful[0].desired.position()
+        position: Position = {
+            slot: msgspec.structs.replace(each, scope=Scope(f"node/{name}"))
+            if each.scope.startswith("node/")
+            else each
+            for slot, each in held.items()
+        }
+        return encode_request(Hello(node_name=name, zstd=True, position=position))
+
+    async def _read(self, call: _Call, acks: "_Acks", session: AgentSession | None, *, sampled: bool) -> None:
         in_sync = False
         while isinstance(data := await call.read(), bytes):
             self.frames += 1
@@ -72,13 +131,20 @@ class Load:
             if sampled and in_sync:
                 now = time.monotonic()
                 self.received += ((name, now) for name in changed)
-            if ack:
+            if session is not None:
+                update = session.frame(data)
+                if update is not None:
+                    session.ack(Receipt(revision=update.revision, seconds=0.0, errors={}, operations=0))
+                acks.put(session.request() or b"")
+                arrived = session.connected
+            else:
                 acks.put(ack)
-                if not in_sync:
-                    in_sync = True
-                    self._waiting -= 1
-                    if not self._waiting:
-                        self.synced.set()
+                arrived = bool(ack)
+            if arrived and not in_sync:
+                in_sync = True
+                self._waiting -= 1
+                if not self._waiting:
+                    self._in_sync.set()
 
 
 class _Acks:
@@ -90,8 +156,10 @@ class _Acks:
         self._there = asyncio.Event()
 
     def put(self, ack: bytes) -> None:
-        self._newest = ack
-        self._there.set()
+        """`ack` is empty when there is nothing to say."""
+        if ack:
+            self._newest = ack
+            self._there.set()
 
     async def run(self) -> None:
         while True:
@@ -101,21 +169,31 @@ class _Acks:
             await asyncio.sleep(_ACK_INTERVAL)
 
 
+def _tell(what: dict[str, float] | dict[str, object]) -> None:
+    print(json.dumps(what), flush=True)
+
+
 async def _main(server: str, count: int) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     load = Load(server, count)
-    begin = time.monotonic()
-    agents = [asyncio.create_task(load.agent(number)) for number in range(count)]
-    await asyncio.wait((asyncio.create_task(load.synced.wait()), *agents), return_when="FIRST_COMPLETED")
-    print(json.dumps({"seconds": time.monotonic() - begin, "bytes": load.bytes}), flush=True)
+    _tell(await load.join())
     load.frames = load.bytes = 0
-    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
-    print(json.dumps({"frames": load.frames, "bytes": load.bytes, "received": load.received}), flush=True)
-    for agent in agents:
-        agent.cancel()
-    await asyncio.gather(*agents, return_exceptions=True)
+    loop = asyncio.get_running_loop()
+    while (command := (await loop.run_in_executor(None, sys.stdin.readline)).strip()) in ("cut", "join"):
+        if command == "cut":
+            await load.cut()
+            _tell({})
+        else:
+            _tell(await load.join())
+            load.frames = load.bytes = 0
+            load.received.clear()
+    _tell(
+        {"frames": load.frames, "bytes": load.bytes, "received": load.received, "mismatches": load.mismatches}
+    )
+    await load.cut()
 
 
 if __name__ == "__main__":
-    uvloop.run(_main(sys.argv[1], int(sys.argv[2])))
+    with contextlib.suppress(KeyboardInterrupt):
+        uvloop.run(_main(sys.argv[1], int(sys.argv[2])))

@@ -25,13 +25,16 @@ class Process:
         talk: bool = False,
         program: bool = False,
         environment: Mapping[str, str] | None = None,
+        core: int | None = None,
     ) -> None:
+        """`core`: the one processor that it may use."""
+        pinned = ["taskset", "-c", str(core)] if core is not None else []
         self.started = time.monotonic()
         self.became_ready = 0.0
         """Seconds from the start until `ready` saw it ready."""
         with log.open("ab") as output:
             self._popen = subprocess.Popen(
-                argv if program else [sys.executable, "-m", *argv],
+                [*pinned, *(argv if program else [sys.executable, "-m", *argv])],
                 env=environment,
                 stdin=subprocess.PIPE if talk else subprocess.DEVNULL,
                 stdout=subprocess.PIPE if talk else output,
