@@ -99,7 +99,18 @@ def run(
         init = shared / "init"
         init.write_text(_INIT.replace("DIRECTORY", name).replace("CHECKOUT", str(CHECKOUT)))
         init.chmod(0o755)
-        argv = [linux, f"mem={memory}", "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro"]
+        # It ends with us however we end.
+        argv = [
+            "setpriv",
+            "--pdeathsig",
+            "TERM",
+            linux,
+            f"mem={memory}",
+            "root=/dev/root",
+            "rootfstype=hostfs",
+            "rootflags=/",
+            "ro",
+        ]
         argv += [f"init={init}", "con=null", "con0=null,fd:1", "con1=fd:0,fd:1", "quiet"]
         process = subprocess.Popen(
             argv,
