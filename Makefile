@@ -79,8 +79,8 @@ bench: setup
 
 # AGENTS, RATE (changes a second), SERVICES, SECONDS; writes bench/results/fanout.json.
 bench-fanout: setup
-	@$(PY) -m bench fanout --save --agents $(or $(AGENTS),1000) --rate $(or $(RATE),100) \
-		--services $(or $(SERVICES),10000) --seconds $(or $(SECONDS),20)
+	@$(PY) -m bench fanout --save --agents $(or $(AGENTS),1000) $(if $(RATE),--rate $(RATE)) \
+		$(if $(SERVICES),--services $(SERVICES)) $(if $(SECONDS),--seconds $(SECONDS))
 
 # The real parts are built once, into build/. MODE (nftables, iptables, iptables-legacy, ipvs), SEED, COUNT, and
 # ARGS for what else the command takes. IPVS is played in the virtual machine: slower, so less of it.

@@ -90,7 +90,7 @@ def _change(
         "changes/s": len(sent) / elapsed,
         "frames an agent": seen["frames"] / agents,
         "bytes an update an agent": seen["bytes"] / len(sent) / agents,
-        "received, share of sampled": len(latencies) / len(sent) / sampled(agents),
+        "received, share of sampled": len(latencies) / len(sent) / seen["sampled"],
         "digest mismatches": seen["mismatches"],
         "latency p50": quantile(latencies, 0.5) * 1000,
         "latency p99": quantile(latencies, 0.99) * 1000,
@@ -103,11 +103,6 @@ def _hear(load: Process) -> dict[str, float]:
         raise RuntimeError("the agents ended")
     found: dict[str, float] = json.loads(line)
     return found
-
-
-def sampled(agents: int) -> int:
-    """How many agents' receipts are timed (see `bench.load`)."""
-    return len(range(0, agents, max(1, agents // 20)))
 
 
 def summary(row: Mapping[str, float]) -> dict[str, float]:

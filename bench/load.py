@@ -1,7 +1,7 @@
 """Agents without a kernel, as a process: `python -m bench.load HOST:PORT AGENTS`.
 
 Every agent has a connection of its own, takes whatever comes, and acknowledges as a real one does: at once
-after quiet, and no more often than it writes to its kernel. The first `TRUTHFUL` are whole: the agent's own
+after quiet, and no more often than it writes to its kernel. The first few are whole: the agent's own
 session keeps their state and verifies each digest. The others share the decoding of equal frames and resume
 with the position of a whole one, so that the clients' own CPU does not become the limit that is measured.
 
@@ -10,7 +10,6 @@ the run.
 """
 
 import asyncio
-import contextlib
 import functools
 import json
 import resource
@@ -24,19 +23,19 @@ import uvloop
 from rulecast.model import Scope
 from rulecast.view import Receipt
 from rulecast.wire.decode import decode_frame
-from rulecast.wire.messages import Ack, Hello, Position, SetChange
+from rulecast.wire.messages import Ack, Hello, Position, SetChange, Slot
 from rulecast.wire.requests import encode_request
 from rulecast_agent.feed.channels import Channels, ChannelSettings
 from rulecast_agent.feed.session import AgentIdentity, AgentSession
 
-TRUTHFUL = 2
-"""Agents that are whole."""
 _Call = grpc.aio.StreamStreamCall[bytes, bytes]
 _WATCH = "/rulecast.v1.Rules/Watch"
 _ACK_INTERVAL = 0.1
 """Seconds; `--min-sync-period` of the agent."""
 _SAMPLED = 20
 """Agents whose receipts are timed."""
+_WHOLE = 2
+"""Agents whose own sessions keep their state."""
 
 
 @functools.lru_cache(maxsize=256)
@@ -54,73 +53,82 @@ def _parse(frame: bytes) -> tuple[bytes, tuple[str, ...]]:
     return ack, tuple(dict.fromkeys(changed))
 
 
+def _hello(name: str, held: Position) -> bytes:
+    """The first message of an agent that holds what another node does."""
+    position = dict(held)
+    if Slot.NODE in position:
+        position[Slot.NODE] = msgspec.structs.replace(held[Slot.NODE], scope=Scope(f"node/{name}"))
+    return encode_request(Hello(node_name=name, zstd=True, position=position))
+
+
 class Load:
     """All agents."""
 
     def __init__(self, server: str, count: int) -> None:
         self._server, self._count = server, count
-        self._truthful = [AgentSession(AgentIdentity(node_name=f"node-{n}")) for n in range(TRUTHFUL)]
+        self._whole = [AgentSession(AgentIdentity(node_name=f"node-{n}")) for n in range(_WHOLE)]
+        self._sampled = range(0, count, max(1, count // _SAMPLED))
         self._tasks: list[asyncio.Task[None]] = []
         self._waiting = 0
         self._in_sync = asyncio.Event()
         self.frames = self.bytes = 0
         self.received: list[tuple[str, float]] = []
 
-    @property
-    def mismatches(self) -> int:
-        """How often a whole agent found that its digests were not the server's."""
-        return sum(session.desired.counters["mismatches"] for session in self._truthful)
+    def seen(self) -> dict[str, object]:
+        """What came since the last `join`, and how often a digest of a whole agent was not the server's."""
+        return {
+            "frames": self.frames,
+            "bytes": self.bytes,
+            "received": self.received,
+            "sampled": len(self._sampled),
+            "mismatches": sum(session.desired.counters["mismatches"] for session in self._whole),
+        }
 
     async def join(self) -> dict[str, float]:
         """Connect all at once; the seconds and bytes until the last one is in sync. Raises what ended one."""
         begin, before = time.monotonic(), self.bytes
+        # Once, and before it moves: all come back with the same.
+        held = self._whole[0].desired.position()
         self._waiting = self._count
         self._in_sync.clear()
-        self._tasks = [asyncio.create_task(self._agent(number)) for number in range(self._count)]
+        self._tasks = [asyncio.create_task(self._agent(number, held)) for number in range(self._count)]
         waiter = asyncio.create_task(self._in_sync.wait())
         await asyncio.wait((waiter, *self._tasks), return_when="FIRST_COMPLETED")
         for task in self._tasks:
             if task.done():
                 task.result()
                 raise RuntimeError("a stream ended")
-        return {"seconds": time.monotonic() - begin, "bytes": self.bytes - before}
+        found = {"seconds": time.monotonic() - begin, "bytes": self.bytes - before}
+        self.frames = self.bytes = 0
+        self.received.clear()
+        return found
 
     async def cut(self) -> None:
         """End all streams."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for session in self._truthful:
+        for session in self._whole:
             session.lost("cut")
 
-    async def _agent(self, number: int) -> None:
-        session = self._truthful[number] if number < TRUTHFUL else None
+    async def _agent(self, number: int, held: Position) -> None:
+        session = self._whole[number] if number < _WHOLE else None
         channels = Channels(ChannelSettings())
         channel = await channels.get(self._server)
         call: _Call = channel.stream_stream(_WATCH)()
         try:
-            hello = session.hello(self._server) if session else self._hello(f"node-{number}")
+            hello = session.hello(self._server) if session else _hello(f"node-{number}", held)
             self.bytes += len(hello)
             await call.write(hello)
             acks = _Acks(call)
             writer = asyncio.create_task(acks.run())
             try:
-                await self._read(call, acks, session, sampled=number % max(1, self._count // _SAMPLED) == 0)
+                await self._read(call, acks, session, sampled=number in self._sampled)
             finally:
                 writer.cancel()
         finally:
             call.cancel()
-            await channel.close()
-
-    def _hello(self, name: str) -> bytes:
-        held = self._truthful[0].desired.position()
-        position: Position = {
-            slot: msgspec.structs.replace(each, scope=Scope(f"node/{name}"))
-            if each.scope.startswith("node/")
-            else each
-            for slot, each in held.items()
-        }
-        return encode_request(Hello(node_name=name, zstd=True, position=position))
+            await channels.close()
 
     async def _read(self, call: _Call, acks: "_Acks", session: AgentSession | None, *, sampled: bool) -> None:
         in_sync = False
@@ -178,7 +186,6 @@ async def _main(server: str, count: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     load = Load(server, count)
     _tell(await load.join())
-    load.frames = load.bytes = 0
     loop = asyncio.get_running_loop()
     while (command := (await loop.run_in_executor(None, sys.stdin.readline)).strip()) in ("cut", "join"):
         if command == "cut":
@@ -186,14 +193,9 @@ async def _main(server: str, count: int) -> None:
             _tell({})
         else:
             _tell(await load.join())
-            load.frames = load.bytes = 0
-            load.received.clear()
-    _tell(
-        {"frames": load.frames, "bytes": load.bytes, "received": load.received, "mismatches": load.mismatches}
-    )
+    _tell(load.seen())
     await load.cut()
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):
-        uvloop.run(_main(sys.argv[1], int(sys.argv[2])))
+    uvloop.run(_main(sys.argv[1], int(sys.argv[2])))
