@@ -100,17 +100,8 @@ def run(
         init.write_text(_INIT.replace("DIRECTORY", name).replace("CHECKOUT", str(CHECKOUT)))
         init.chmod(0o755)
         # It ends with us however we end.
-        argv = [
-            "setpriv",
-            "--pdeathsig",
-            "TERM",
-            linux,
-            f"mem={memory}",
-            "root=/dev/root",
-            "rootfstype=hostfs",
-            "rootflags=/",
-            "ro",
-        ]
+        argv = ["setpriv", "--pdeathsig", "TERM", linux]
+        argv += [f"mem={memory}", "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro"]
         argv += [f"init={init}", "con=null", "con0=null,fd:1", "con1=fd:0,fd:1", "quiet"]
         process = subprocess.Popen(
             argv,
